@@ -308,8 +308,8 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Sends a request to the coordinator and returns its number; [`Self::answer`] takes that number. A request that
-    /// is invalid fails with `ClientError::Argument` and is not sent.
+    /// Sends a request to the coordinator without waiting for the answer, and returns its number; [`Self::answer`]
+    /// takes that number. A request that is invalid fails with `ClientError::Argument` and is not sent.
     fn start(
         &mut self,
         op: &'static str,
@@ -445,7 +445,8 @@ impl NetCoordinatorLink {
         )
     }
 
-    /// Fails with `ClientError::ServerRestarted` if a server was restarted and the client has not rejoined since.
+    /// Fails with `ClientError::ServerRestarted` if a server was restarted without its memory and the client has not
+    /// rejoined since. Records that the caller knows of it.
     fn check_restart(&mut self) -> Result<(), ClientError> {
         let Some(ServerRestart { end, successor }) = &self.restart.last else {
             return Ok(());

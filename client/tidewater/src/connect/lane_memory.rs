@@ -61,8 +61,8 @@ impl LaneMemory {
         }
     }
 
-    /// Bytes of each ring for a client with `lanes` lanes: the requested size, the largest that the budget allows,
-    /// or the default. Fails if the budget is exceeded.
+    /// Bytes of each ring for a client with `lanes` lanes: the requested size, the largest that the budget allows, or
+    /// the default. Fails if the requested rings, or without a request the smallest ones, exceed the budget.
     pub(super) fn ring_of(self, lanes: usize) -> Result<usize, ClientError> {
         let wrong = |what: String| Err(ClientError::Environment(what.into()));
         if let Some(bytes) = self.ring_bytes {

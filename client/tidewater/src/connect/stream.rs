@@ -87,8 +87,8 @@ impl Stream {
             && asked[0].revents().intersects(gone)
     }
 
-    /// Takes the file descriptors that arrived from the server; fails unless their number is `expected`. TCP has
-    /// none.
+    /// Takes the file descriptors that arrived from the server; fails unless their number is `expected`. Always fails
+    /// on TCP, which passes none.
     pub(super) fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
         match self {
             Self::Tcp(_) => Err(PassError::Count { expected, got: 0 }),

@@ -215,8 +215,8 @@ impl NetServerLink {
             .map_err(|e| self.failure(e))
     }
 
-    /// Sends a request as [`Self::ask`] does, with an attempt that progress notices of the server extend, at most up
-    /// to `deadline`.
+    /// Sends a request as [`Self::ask`] does, but each progress notice of the server extends the time of the attempt,
+    /// at most up to `deadline`.
     fn ask_patiently(
         &mut self,
         request: &ServerRequest,
@@ -240,16 +240,16 @@ impl NetServerLink {
         answer
     }
 
-    /// Keeps the control connection for the next request after an answer or a refusal; drops it after other
-    /// failures.
+    /// Keeps the control connection for the next request after an answer or a refusal; drops it after other failures,
+    /// so that the next request opens another one.
     fn keep(&mut self, conn: Control, answer: &Attempt<ServerAnswer>) {
         if matches!(answer, Ok(_) | Err(Failure::Final(ClientError::Refused(_)))) {
             self.conn = Some(conn);
         }
     }
 
-    /// Classifies a failure of the control connection: a refusal or a failed handshake is final, other failures
-    /// allow another attempt.
+    /// Classifies a failure of the control connection: a refusal, a failed handshake or a malformed message is final,
+    /// other failures allow another attempt.
     fn failure(&self, e: ConnError) -> Failure {
         match e {
             ConnError::Refused(no) | ConnError::Handshake(HandshakeError::RefusedByPeer(no)) => {
@@ -278,7 +278,8 @@ impl NetServerLink {
     }
 
     /// Sends a request over the session's control connection and waits for the answer. Without a connection it opens
-    /// one and resumes the session. One attempt; no repetition.
+    /// one and resumes the session. One attempt: after `Failure::Again` the server may have carried out the request,
+    /// and the caller repeats it.
     fn ask(&mut self, request: &ServerRequest, deadline: Deadline) -> Attempt<ServerAnswer> {
         let mut conn = match self.conn.take() {
             Some(conn) => conn,
@@ -346,8 +347,9 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats `attempt`, with growing pauses, while the connection fails and `deadline` has not passed. Other
-    /// failures are returned at once; so is an absent server if a session is open.
+    /// Repeats `attempt`, with growing pauses, while the connection fails and `deadline` has not passed; then the
+    /// error is `ClientError::ServerLost`. Other failures are returned at once; so is an absent server if a session
+    /// is open.
     fn attempts<T>(
         &mut self,
         op: &'static str,

@@ -66,8 +66,9 @@ impl NetServerLink {
         }
     }
 
-    /// Makes one attempt to open a session over verbs, on the pair of RDMA ports that the server selects. If the
-    /// pair is unusable, it ends the session and releases the port.
+    /// Makes one attempt to open a session over verbs, on the pair of RDMA ports that the server selects. If the pair
+    /// is unusable, it ends the session, releases the port, and returns `Failure::Unfit`: the caller may try another
+    /// pair.
     fn open_path(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let attached = self.attach_remote(Transport::Verbs, deadline)?;
         self.path_proved = false;
@@ -118,7 +119,8 @@ impl NetServerLink {
     }
 
     /// Requests a session with lanes over TCP or verbs, over the existing control connection or a new one. Repeats
-    /// the request while an earlier session of this link still holds the rank.
+    /// the request while an earlier session of this link still holds the rank. A server that refuses the transport is
+    /// `Failure::Unfit`; the control connection then stays open.
     fn attach_remote(&mut self, transport: Transport, deadline: Deadline) -> Attempt<Attached> {
         let mut first = true;
         let attached = self.attempts("attach", deadline, |link, deadline| {
