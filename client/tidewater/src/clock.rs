@@ -212,8 +212,9 @@ impl WorkerClock {
         self.sync(domain).staleness().is_some()
     }
 
-    /// Gate before a read: sends held pushes, then blocks until every worker has ended the iterations that the bound
-    /// of BSP or SSP demands. Under ASP it does not wait.
+    /// Gate before a read: sends the push frames that lanes hold for a batch, then blocks until every worker has
+    /// ended the iterations that the bound of BSP or SSP demands (own clock less staleness). Under ASP it does not
+    /// wait.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.keep_alive()?;
@@ -251,7 +252,8 @@ impl WorkerClock {
     }
 
     /// Blocks until the servers have acknowledged every frame on every lane; only then is it known whether the
-    /// iteration is complete. `thread` is the caller's. A deadline error names the workers with an earlier turn.
+    /// iteration is complete. `thread` is the caller's. A deadline error names the workers with an earlier turn,
+    /// which servers apply first.
     pub(crate) fn await_answers(
         &self,
         lanes: &mut Lanes,
@@ -350,7 +352,7 @@ impl WorkerClock {
     }
 
     /// Leaves every domain for good: sends a `CLOCK_FINISHED` frame on every lane, so that no worker waits for this
-    /// one. A call after an error continues where the last one stopped.
+    /// one. Does not wait for the servers' answers. A call after an error continues where the last one stopped.
     pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
         let deadline = Deadline::after(self.deadline);
         if !self.finished {

@@ -210,7 +210,7 @@ impl Client {
         self.rank
     }
 
-    /// Number of workers of the job; 0 in a job of open size.
+    /// Number of workers of the job; 0 in a job of open size, for which no number was given.
     pub const fn workers(&self) -> u32 {
         self.workers
     }
@@ -270,7 +270,8 @@ impl Client {
     /// table with its initial values: its deadline is longer by a second for each 16 MiB.
     ///
     /// # Errors
-    /// A refusal that names the difference or the exceeded limit; a deadline.
+    /// A refusal that names the difference or the exceeded limit; a deadline, after which the table may exist and the
+    /// call can be repeated.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         self.check_worker("create_table")?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
@@ -292,7 +293,8 @@ impl Client {
         self.adopt(info, deadline)
     }
 
-    /// Definition of a table that this client has opened; `None` for the handle of another client.
+    /// Definition of a table that this client has opened; `None` for the handle of another client, or of a released
+    /// table.
     pub fn spec<T: Element>(&self, table: &Table<T>) -> Option<&TableSpec> {
         let found = self.tables.find("spec", table.named()).ok();
         found.map(|state| &state.spec)
@@ -578,8 +580,8 @@ impl Client {
         self.complete("flush", deadline)
     }
 
-    /// Sends all frames and blocks until every push is acknowledged. Fails with the first refusal that no ticket has
-    /// claimed; `op` names the call in errors.
+    /// Sends all frames and blocks until every push is acknowledged (applied, held for a tick, or refused). Fails
+    /// with the first refusal that no ticket has claimed; `op` names the call in errors.
     fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
         let settled = self.lanes.settle(op, deadline);
         settled.map_err(|e| self.name_turns(None, e))?;
@@ -644,8 +646,8 @@ impl Client {
     }
 }
 
-/// Time limit of a table's creation: the usual one, plus the time in which servers fill a dense table with its
-/// initial values.
+/// Time limit of a table's creation: `usual`, plus a second for each 16 MiB of a dense table, which servers fill with
+/// its initial values.
 fn creation_timeout(usual: Duration, spec: &TableSpec) -> Duration {
     let fill = Duration::from_secs(spec.dense_bytes() / CREATE_BYTES_A_SECOND);
     usual.saturating_add(fill)

@@ -116,8 +116,8 @@ impl Client {
         })
     }
 
-    /// Abandons started calls with dropped handles. A save that holds the clock, so that this client must not tick
-    /// or finish, stays until its answer has arrived or its deadline has passed.
+    /// Abandons started calls with dropped handles: their results are lost. A save of this client's clocks, during
+    /// which it must not tick, stays until its answer has arrived or its deadline has passed.
     fn forget_dropped(&mut self) {
         for n in (0..self.started.len()).rev() {
             let call = &self.started[n];
@@ -170,7 +170,7 @@ impl Client {
     /// the other workers. [`Client::finish_barrier`] waits for those.
     ///
     /// # Errors
-    /// As [`Client::barrier`], but for workers that are missing.
+    /// As [`Client::barrier`], except for missing workers, which `finish_barrier` reports.
     pub fn start_barrier(
         &mut self,
         name: &str,
@@ -245,7 +245,8 @@ impl Client {
         self.poll_call(call, LOOK)
     }
 
-    /// Polls a started call for up to `wait`; stores its answer in the handle. Returns whether it is done.
+    /// Polls a started call for up to `wait`; stores its answer in the handle. Returns whether it is done. After an
+    /// error, its deadline included, the call is over and further polls fail.
     fn poll_call(&mut self, call: &mut PendingCall, wait: Duration) -> Result<bool, ClientError> {
         let wrong = |what: &str| ClientError::Argument {
             op: call.op,
@@ -315,7 +316,8 @@ impl Client {
     /// Blocks until the barrier of [`Client::start_barrier`] has opened.
     ///
     /// # Errors
-    /// A refusal that names the missing workers.
+    /// A refusal that names the missing workers; the failure of the call, its deadline, or an interrupt, after which
+    /// the result is lost.
     pub fn finish_barrier(&mut self, call: PendingCall) -> Result<(), ClientError> {
         let op = call.op;
         self.finish_call(call)?.done(op)

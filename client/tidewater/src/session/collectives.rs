@@ -79,7 +79,7 @@ struct Round<'a> {
 impl Client {
     /// Gathers the `values` of all workers at every worker, in rank order. Blocks until all workers of the job have
     /// called it, with equally many elements: at most 1 MiB each ([`COLLECTIVE_BYTES_MAX`]). In a job of open size
-    /// these are its members at the call ([`Client::collective_ranks`]).
+    /// (no number of workers was given) these are its members at the call ([`Client::collective_ranks`]).
     ///
     /// No clock moves. When it returns, every worker has called it. What a worker waited for before its
     /// call (tickets of tables with immediate effect) is visible to all after it. Open pushes stay open.
@@ -237,8 +237,8 @@ impl Client {
         Ok(open.done)
     }
 
-    /// Takes out the call that failed between its rounds; `None` if there is none. Fails if that is another call
-    /// than this one.
+    /// Takes out the call that failed between its rounds, to continue it; `None` if there is none, and a new call
+    /// begins. Fails if that is another call than this one.
     fn take_open(&mut self, call: Call, len: usize) -> Result<Option<Open>, ClientError> {
         if let Some(open) = &self.collective.open
             && (open.call, open.len) != (call, len)
@@ -253,7 +253,8 @@ impl Client {
         Ok(open.filter(|_| !on(Mutant::CollectiveBeginsAgain)))
     }
 
-    /// Runs the first round of a call, in which the workers also compare their calls; returns the call's state.
+    /// Runs the first round of a call (an exchange of up to 480 bytes of each worker), in which the workers also
+    /// compare their calls. Returns the call's state, from which further rounds continue.
     fn first_round(
         &mut self,
         op: &'static str,
@@ -346,7 +347,8 @@ impl Client {
     }
 
     /// Exchanges the values of one round: writes this worker's rows, waits at the barrier for the others, and reads
-    /// the rows of the workers that give values. The round counts when all of the rows read are of this round.
+    /// the rows of the workers that give values. The round counts as completed when all of the rows read are of this
+    /// round. After an error it does not, and a repetition runs it again.
     fn exchange(&mut self, round: &Round<'_>) -> Result<(), ClientError> {
         let table = self.collective_table(round.rows)?;
         let (number, workers) = (round.header.round, self.workers);
@@ -388,7 +390,8 @@ impl Client {
     }
 
     /// Blocks at the barrier of a round until all workers have arrived, and stores them as the call's members.
-    /// Returns the number of the round.
+    /// Returns the number of the round: in a job of open size the greatest of its members' numbers, with which this
+    /// worker goes on.
     fn meet(&mut self, round: &Round<'_>) -> Result<u64, ClientError> {
         let deadline = Deadline::after(self.clock.deadline);
         let (op, number) = (round.op, round.header.round);
@@ -437,8 +440,9 @@ impl Client {
         }
     }
 
-    /// Request with which this worker arrives at a barrier of members. It carries its clocks in BSP and SSP domains
-    /// only: others do not show where the other workers are.
+    /// Request with which this worker arrives at a barrier of members (in a job without a given number of workers):
+    /// `round` is this worker's round, `of` the awaited workers, empty for all. It carries its clocks in BSP and SSP
+    /// domains only: others do not show where the other workers are.
     pub(super) fn member_barrier(
         &self,
         name: &str,

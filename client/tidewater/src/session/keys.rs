@@ -222,7 +222,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table that is not sparse, and for no room in `keys`; deadlines; a server's
-    /// refusal. The cursor has not moved then.
+    /// refusal. The cursor has not moved then, and `keys` may be partly overwritten.
     pub fn scan_keys<T: Element>(
         &mut self,
         table: &Table<T>,

@@ -12,7 +12,8 @@ use crate::pull::{
 use crate::table::{Element, Table};
 
 impl Client {
-    /// Options of a pull as this client may use them: an observer creates no rows for missing keys.
+    /// Options of a pull as this client may use them: those of an observer, which creates no rows, get
+    /// `Missing::Initial`; those of a worker are unchanged.
     fn creates_nothing(&self, options: PullOptions) -> PullOptions {
         match self.is_observer() {
             true => options.missing(Missing::Initial),

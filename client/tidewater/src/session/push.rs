@@ -201,7 +201,8 @@ impl Client {
         }
     }
 
-    /// Keys of the rows that the last push, also a failed one, has built into frames.
+    /// Keys of the rows that the last push, also a failed one, has built into frames: these rows are sent in any
+    /// case, and a repetition of the push must leave them out.
     pub(super) fn built_keys(&self) -> Vec<u64> {
         let mut keys = Vec::new();
         for (rows, &built) in self.by_lane.iter().zip(&self.lane_next) {
@@ -227,7 +228,7 @@ impl Client {
         self.push_range_with(table, first, values, op, PushOptions::default())
     }
 
-    /// Pushes a range like [`Client::push_dense`], with a weight or an encoding of the values.
+    /// Pushes a range like [`Client::push_range`], with a weight or an encoding of the values.
     ///
     /// # Errors
     /// As [`Client::push_range`]; [`ClientError::Argument`] for options as [`Client::push_rows_with`].
@@ -290,8 +291,8 @@ impl Client {
         )
     }
 
-    /// Builds and sends the frames of a range push, with checked arguments. Lanes without room wait while others
-    /// take their frames.
+    /// Builds and sends the frames of a range push, with checked arguments. Lanes without room wait while others take
+    /// their frames. After an error some frames may have been sent.
     fn send_range_frames(
         &mut self,
         table: Named,
@@ -392,7 +393,8 @@ impl Client {
         done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal))
     }
 
-    /// Whether the servers have applied all frames of a push; does not wait.
+    /// Whether the servers have applied all frames of a push: false while some are unanswered. Does not wait for
+    /// them; sends held frames, and recovers a broken lane.
     ///
     /// # Errors
     /// As [`Client::wait_applied`], except the deadline.
@@ -471,7 +473,8 @@ impl Client {
         }
     }
 
-    /// Fails with the earliest refused push that no ticket has claimed, and marks it as claimed. Does not wait.
+    /// Fails with the refusal of the earliest push that no ticket has reported (claimed) yet, and marks it as
+    /// claimed: the next call returns the next one. Does not wait, and succeeds while the push is unanswered.
     pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
         match self.lanes.claim_refusal() {
             None => Ok(()),

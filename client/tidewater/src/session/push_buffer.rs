@@ -219,8 +219,8 @@ impl<T: Element> PushBuffer<T> {
         rows
     }
 
-    /// Clears the buffer's ticket if its earlier pushes are applied, so that it stays short. Fails with their
-    /// refusal.
+    /// Clears the buffer's ticket if its earlier pushes are applied, so that it stays short; while some are
+    /// unanswered it does nothing. Fails with their refusal, once. Does not wait.
     fn settle(&mut self, client: &mut Client) -> Result<(), ClientError> {
         match client.try_applied(&self.sent) {
             Ok(false) => Ok(()),

@@ -16,7 +16,8 @@ impl Client {
     /// Sends a request about tasks (take, report, ...) to the coordinator, and blocks for its answer.
     ///
     /// # Errors
-    /// The coordinator's refusal; a deadline; [`ClientError::Observer`].
+    /// The coordinator's refusal; a deadline, after which the request may have been carried out;
+    /// [`ClientError::Observer`] for an observer, which has no tasks.
     pub fn request_task(
         &mut self,
         request: TaskRequest,
@@ -28,10 +29,11 @@ impl Client {
         self.finish_call(call)?.tasks(op)
     }
 
-    /// Opens a task with the given delivery number. Servers hold what this client pushes from here on, until the
-    /// coordinator has decided that the task is finished; pulls do not see it before. Calls that take effect at once
-    /// fail meanwhile: ticks, functions, deletions, settings, collective calls. So do encoded pushes. It first waits
-    /// for earlier pushes, so that their refusals do not count to the task.
+    /// Opens a task with the given delivery number, which the coordinator gave when it handed the task out. Servers
+    /// hold what this client pushes from here on, until the coordinator has decided that the task is finished; pulls
+    /// do not see it before. Calls that take effect at once fail meanwhile: ticks, functions, deletions, settings,
+    /// collective calls. So do encoded pushes. It first waits for earlier pushes, so that their refusals do not count
+    /// to the task.
     ///
     /// # Errors
     /// [`ClientError::Argument`] while another task is open; [`ClientError::Observer`]. As [`Client::flush`]; the

@@ -118,8 +118,8 @@ impl WorkerState {
         checked
     }
 
-    /// Records that a thread has ended before it finished, and reports it to the coordinator. If another thread uses
-    /// the connection, that one reports it when its wait ends.
+    /// Records that a thread has ended before it finished, so that calls of the worker's other threads fail, and
+    /// reports it to the coordinator. If another thread uses the connection, that one reports it when its wait ends.
     fn lose(&self, thread: WorkerThread) {
         if mutants::on(Mutant::SiblingLossUnnoticed) {
             return;
@@ -133,7 +133,8 @@ impl WorkerState {
     }
 }
 
-/// Registration of one thread in its worker. Dropping it without [`ThreadGuard::finish`] loses the worker.
+/// Registration of one thread in its worker. Dropping it without [`ThreadGuard::finish`] is the loss of the worker:
+/// calls of its other threads fail, and the coordinator is notified.
 pub(super) struct ThreadGuard {
     worker: Arc<WorkerState>,
     thread: WorkerThread,
@@ -224,7 +225,8 @@ impl ThreadGuard {
         Err(ClientError::Thread { op, thread, what })
     }
 
-    /// Records that the thread has finished: its number is free again.
+    /// Records that the thread has finished: its number is free again, and dropping the guard is no loss. Sends
+    /// nothing.
     pub(super) fn finish(&mut self) {
         self.finished = true;
         self.worker.open().remove(&self.thread.thread);

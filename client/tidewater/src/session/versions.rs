@@ -124,7 +124,8 @@ fn check_snapshots(op: &'static str, table: &TableState) -> Result<(), ClientErr
     Err(table.wrong(op, what.into()))
 }
 
-/// Sends UNPIN frames for a version to all appliers of a table, without waiting for answers.
+/// Sends UNPIN frames for a version to all appliers of a table, without waiting for answers. After an error some
+/// appliers may have none; the call can be repeated.
 fn send_unpins(
     lanes: &mut Lanes,
     table: &TableState,

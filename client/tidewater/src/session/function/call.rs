@@ -34,9 +34,10 @@ impl Client {
     /// like a push: later pushes, functions and reductions of this client come after it, and pulls see it after a
     /// wait for its ticket. It is applied exactly once. It covers the rows that exist when it begins.
     ///
-    /// On a dense table of ticks the call belongs to the iteration that this client has open: it takes effect with its
-    /// tick, after the pushes of all workers, in the order of rank, thread and call. Its inputs are then tables of the same
-    /// ticks, seen with that iteration's pushes. The ticket reports that the call is accepted.
+    /// On a dense table of ticks (`TableBuilder::at_clock`) the call belongs to the iteration that this client has
+    /// open: it takes effect with its tick, after the pushes of all workers, in the order of rank, thread and call.
+    /// Its inputs are then tables of the same ticks, seen with that iteration's pushes. The ticket reports that the
+    /// call is accepted.
     ///
     /// A frame of at most 256 KiB of elements changes all of its elements or none. Where a frame is
     /// refused (a NaN in a table with `finite_check`), other frames of the call may have taken effect.
@@ -89,7 +90,8 @@ impl Client {
     /// created).
     ///
     /// # Errors
-    /// As [`Client::update`]; a server's refusal.
+    /// As [`Client::update`]; a server's refusal; `ClientError::Argument` for a sum of integers that does not fit an
+    /// i64.
     ///
     /// # Cost
     /// A request for each 256 KiB of elements (or 2,048 rows), eight of a lane under way at once.
@@ -172,8 +174,9 @@ impl Client {
         self.send_update(op, target, FunctionBody::Named { name, arguments }, args)
     }
 
-    /// Runs the reducing function `name` of the servers on each piece of `target`, and blocks until all have
-    /// answered. Returns the result bytes of all pieces, in the order of their elements.
+    /// Runs the reducing function `name` of the servers on each piece of `target` (at most 256 KiB of elements, or
+    /// 2,048 rows, of one partition), and blocks until all have answered. Returns the result bytes of all pieces, in
+    /// the order of their elements.
     ///
     /// # Errors
     /// As [`Client::reduce`].
@@ -197,7 +200,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] for keys that are not ascending or repeat, values that are not a multiple of the
-    /// keys, a range table, or a table that takes effect at ticks.
+    /// keys, a range table, or a table that takes effect at ticks; `ClientError::Observer` from an observer. After a
+    /// deadline some frames may have been sent.
     pub fn call_rows<T: Element>(
         &mut self,
         target: &Table<T>,
