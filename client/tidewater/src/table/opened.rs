@@ -95,7 +95,8 @@ impl Tables {
         Some(Table::new(table.handle, id, index, dim, partitions))
     }
 
-    /// Removes a table from the set, if the handle is valid: all handles of it become invalid.
+    /// Removes a table from the set, so that all handles of it become invalid; does nothing for an invalid handle.
+    /// Sends nothing.
     pub(crate) fn remove(&mut self, named: Named) {
         if on(Mutant::ReleaseKeepsTable) {
             return;

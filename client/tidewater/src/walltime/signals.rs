@@ -101,7 +101,7 @@ impl Handlers {
     }
 
     /// Registers one more [`Signals`] value; `others` is the number of living ones. The first one clears the record
-    /// and disables the default action.
+    /// and disables the default action. Returns the shared number of the last signal.
     fn ask(&self, others: usize) -> Arc<AtomicUsize> {
         if others == 0 {
             self.came.store(0, Ordering::Relaxed);
