@@ -84,7 +84,8 @@ pub(crate) struct AsyncPulls {
     spare_parts: Vec<Part>,
 }
 
-/// Rows of the largest part with memory that is kept after its pull; a larger one frees it.
+/// Most rows of a part (the rows of a pull on one lane), and most keys of a pull, with memory that is kept for later
+/// pulls. Larger ones are freed.
 const SPARE_ROWS_MAX: usize = 4_096;
 /// Number of ended range pulls with memory that is kept for later ones. `SPARE_BYTES_MAX` bounds the bytes of each.
 const SPARE_RANGES_MAX: usize = 8;

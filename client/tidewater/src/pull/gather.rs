@@ -14,8 +14,8 @@ use crate::error::ClientError;
 use crate::lanes::{Lanes, Requests};
 use crate::table::state::TableState;
 
-/// Makes the header of a request frame about `rows` rows or elements of a table, without payload. `create` lets the
-/// server create missing rows.
+/// Makes the header of a request frame about `rows` rows or elements of a table. Tag, sizes and sequence number are
+/// 0: the sender fills them in. `create` lets the server create missing rows.
 pub(crate) fn request(
     table: &TableState,
     kind: FrameKind,

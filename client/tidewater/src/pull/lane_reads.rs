@@ -296,8 +296,8 @@ impl LaneReads {
         }
     }
 
-    /// Reads the posted part of the list directly into the caller's memory, and blocks until it has arrived.
-    /// Recovers a broken lane.
+    /// Reads the posted part of the list in a read of its own, directly into the caller's memory, whatever became of
+    /// the posted batch. Blocks until it has arrived. Recovers a broken lane.
     fn read(
         &mut self,
         lanes: &mut Lanes,

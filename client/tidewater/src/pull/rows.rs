@@ -36,7 +36,8 @@ struct LocatedRow {
     loc: RowLocation,
 }
 
-/// Read of entries of a lane's extent table, which gives the addresses of extents.
+/// Read of entries of a lane's extent table, which gives the addresses of extents (memory areas with the slots of
+/// sparse rows).
 #[derive(Debug, Clone, Copy)]
 struct ExtentRead {
     lane: usize,
@@ -227,8 +228,8 @@ impl RowPull<'_> {
         }
     }
 
-    /// Locates rows without a cached location, or in an extent of unknown address: asks the appliers for locations,
-    /// then reads the extent tables, on all lanes at once.
+    /// Locates the rows of `missing`, which have no cached location or lie in an extent of unknown address, and lists
+    /// their reads. Asks the appliers for locations, then reads the extent tables, on all lanes at once.
     #[cold]
     fn locate_missing(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
         if let (Some(&row), false) = (s.missing.first(), self.table.is_sparse()) {
