@@ -25,7 +25,8 @@ pub(crate) trait Requests {
     /// Lane on which request `n` is sent.
     fn lane(&self, n: usize) -> usize;
 
-    /// Frame header of request `n`; the sender fills in tag and sizes.
+    /// Frame header of request `n`, with kind, table and number of rows; the sender fills in tag, sequence number and
+    /// sizes.
     fn header(&self, n: usize) -> FrameHeader;
 
     /// Payload bytes of request `n`.
