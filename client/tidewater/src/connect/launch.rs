@@ -183,7 +183,8 @@ impl JoinOptions {
     }
 
     /// Calls `broadcast` once, for a process that cannot call [`JoinOptions::begin`]: the other processes block in
-    /// that broadcast. At rank 0 it sends an empty record, and `begin` fails in all of them.
+    /// that broadcast. At rank 0 it sends an empty record, and `begin` fails in all of them; at another rank it drops
+    /// the record that it receives.
     ///
     /// # Errors
     /// The error of `broadcast`.
