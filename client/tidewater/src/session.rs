@@ -184,7 +184,8 @@ impl Client {
         }
     }
 
-    /// Reports to the coordinator, but to no server, that this worker is done: it was refused before its first tick.
+    /// Reports to the coordinator, but to no server, that this worker is done, for a worker that was refused before
+    /// its first tick. The sessions stay until the client is dropped.
     pub(crate) fn leave(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.lanes.coordinator.finished(deadline)
     }
@@ -391,9 +392,9 @@ impl Client {
         self.buffers.make(&mut self.lanes, len)
     }
 
-    /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every push
-    /// is acknowledged on every lane, so that an iteration is complete or does not end. Under ASP it
-    /// waits for nothing. After an error the call can be repeated and continues where it stopped.
+    /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every push is
+    /// acknowledged on every lane, so that an iteration is complete or does not end. Under ASP it waits only for room
+    /// in the rings. After an error the call can be repeated and continues where it stopped.
     ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed. The clock has not moved then, so that the push
@@ -537,7 +538,8 @@ impl Client {
     /// flushed.
     ///
     /// # Errors
-    /// A refusal that names the file and the cause. The model that the directory held is unchanged.
+    /// A refusal that names the file and the cause. The model that the directory held is unchanged. After a deadline
+    /// the servers may still complete the save.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<Saved, ClientError> {
         self.check_worker("save")?;
         let clocks = self.clocks_of_save();
@@ -560,7 +562,7 @@ impl Client {
     /// residuals of encoded pushes stay with the tables that were released before.
     ///
     /// # Errors
-    /// A refusal that names the file and the cause.
+    /// A refusal that names the file and the cause. After a deadline the servers may still complete the load.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
         self.check_worker("load")?;
         let deadline = Deadline::after(timeout);

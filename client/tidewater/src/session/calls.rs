@@ -195,7 +195,7 @@ impl Client {
     /// fail until the save is over.
     ///
     /// # Errors
-    /// A directory without an absolute path; a lost connection.
+    /// A relative directory that cannot be made absolute; a lost connection.
     ///
     /// # Examples
     /// ```
@@ -228,7 +228,7 @@ impl Client {
     /// Starts a load like [`Client::load`], without waiting for it. [`Client::finish_load`] returns its result.
     ///
     /// # Errors
-    /// A directory without an absolute path; a lost connection.
+    /// A relative directory that cannot be made absolute; a lost connection.
     pub fn start_load(&mut self, dir: &str, timeout: Duration) -> Result<PendingCall, ClientError> {
         let dir = dir.to_owned();
         let call = CoordinatorCall::Load { dir };
@@ -245,8 +245,8 @@ impl Client {
         self.poll_call(call, LOOK)
     }
 
-    /// Polls a started call for up to `wait`; stores its answer in the handle. Returns whether it is done. After an
-    /// error, its deadline included, the call is over and further polls fail.
+    /// Polls a started call for up to `wait`; stores its answer in the handle. Returns whether it is done. When the
+    /// call fails, also at its deadline, it is over: further polls fail. The call of another client is refused.
     fn poll_call(&mut self, call: &mut PendingCall, wait: Duration) -> Result<bool, ClientError> {
         let wrong = |what: &str| ClientError::Argument {
             op: call.op,

@@ -69,8 +69,8 @@ impl Client {
     /// these rows are dropped, those of other clients are not.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a table that is not sparse: nothing can be deleted from it. A deadline
-    /// when a ring stays full.
+    /// [`ClientError::Argument`] for a table that is not sparse: nothing can be deleted from it. A deadline when a
+    /// ring stays full; some rows may then be deleted.
     ///
     /// # Example
     /// ```

@@ -1,4 +1,4 @@
-//! Push calls of the client.
+//! Push calls of the client. (long: rows, ranges, and the waits for their tickets.)
 
 use std::ops::Range;
 
@@ -36,8 +36,9 @@ impl Client {
     /// when they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for lengths that do not fit. A deadline when a ring stays full, which names the
-    /// ranks with an earlier turn in the iteration.
+    /// [`ClientError::Argument`] for lengths that do not fit; nothing was sent then. A deadline when a ring stays
+    /// full, which names the ranks with an earlier turn in the iteration: some rows may then have been pushed, and a
+    /// repetition pushes them again.
     pub fn push_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -216,8 +217,8 @@ impl Client {
     /// they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when the range is not in the table. A deadline when a ring stays full, which names
-    /// the ranks with an earlier turn in the iteration.
+    /// [`ClientError::Argument`] when the range is not in the table; nothing was sent then. A deadline when a ring
+    /// stays full, as [`Client::push_rows`]: some elements may then have been pushed.
     pub fn push_range<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -291,8 +292,8 @@ impl Client {
         )
     }
 
-    /// Builds and sends the frames of a range push, with checked arguments. Lanes without room wait while others take
-    /// their frames. After an error some frames may have been sent.
+    /// Builds and sends the frames of a range push, with checked arguments; blocks while rings are full, but lanes
+    /// without room do not delay the others. After an error some frames may have been sent.
     fn send_range_frames(
         &mut self,
         table: Named,
@@ -366,7 +367,8 @@ impl Client {
     /// # Errors
     /// [`ClientError::Rejected`] when a server refused a frame of it, and [`ClientError::RejectForgotten`] when that
     /// reason is no longer kept; both at every call. [`ClientError::Argument`] for a ticket of another client. A
-    /// deadline, which names the ranks with an earlier turn in the iteration.
+    /// deadline, which names the ranks with an earlier turn in the iteration; the push goes on, and the wait can be
+    /// repeated.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
@@ -555,7 +557,8 @@ fn push_header(
     header
 }
 
-/// Writes keys and cached locations of the rows of one frame to its payload `to`.
+/// Writes keys and cached locations (for sparse tables) of the rows of one frame to its payload `to`. `rows` are
+/// indexes in `combiner`, `parts` has the offsets of the columns.
 fn fill_keys(
     to: &mut [u8],
     parts: RowsPayload,
@@ -581,7 +584,7 @@ fn fill_keys(
     }
 }
 
-/// Writes the values of the rows of one frame to its payload `to`.
+/// Writes the values of the rows of one frame, `row_bytes` each, to its payload `to`; arguments as of `fill_keys`.
 fn fill_values(
     to: &mut [u8],
     parts: RowsPayload,

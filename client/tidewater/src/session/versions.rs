@@ -317,7 +317,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::VersionGone`] with the versions that are kept; a refusal with the numbers when no further
-    /// version can be pinned; a deadline.
+    /// version can be pinned; a deadline. The call leaves no pin then, and can be repeated.
     pub fn pin<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -438,7 +438,8 @@ impl Client {
     /// again. A version that was pinned twice stays pinned until the second call.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a version that is not pinned by this client; a deadline.
+    /// [`ClientError::Argument`] for a version that is not pinned by this client; a deadline, after which the version
+    /// is still pinned and the call can be repeated.
     pub fn unpin<T: Element>(&mut self, table: &Table<T>, version: u64) -> Result<(), ClientError> {
         let (named, deadline) = (table.named(), self.deadline());
         let state = self.tables.find("unpin", named)?;

@@ -62,7 +62,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] for inputs unlike the target, a range outside it, missing parameters, or a table of
-    /// ticks that is sparse, a snapshot, or checked for NaN and infinity. A deadline when a ring stays full.
+    /// ticks that is sparse, a snapshot, or checked for NaN and infinity. A deadline when a ring stays full; some
+    /// frames may then take effect.
     ///
     /// # Cost
     /// A frame for each 256 KiB of elements (or 2,048 rows); each element is read, computed, and stored
@@ -159,8 +160,8 @@ impl Client {
     /// as in [`Client::update`]; a function that fails changes nothing of its frame.
     ///
     /// # Errors
-    /// As [`Client::update`]; [`ClientError::Argument`] also for every table of ticks. The ticket fails when the
-    /// servers have no such function, or it refuses.
+    /// As [`Client::update`]; [`ClientError::Argument`] also for every table of ticks. Waiting for the ticket fails
+    /// when the servers have no such function, or it refuses.
     pub fn call_update<T: Element>(
         &mut self,
         target: &Table<T>,

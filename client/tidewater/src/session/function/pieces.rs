@@ -51,8 +51,8 @@ pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<
     Some(pieces)
 }
 
-/// Cuts a sparse table into pieces; `slots` has the number of slots of each partition. `None` if a partition has no
-/// known owner.
+/// Cuts a sparse table into pieces; `slots` has the number of slots (places for rows) of each partition. `None` if a
+/// partition has no known owner.
 pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<FramePiece>> {
     let mut pieces = Vec::new();
     for (partition, &slots) in (0..).zip(slots) {
