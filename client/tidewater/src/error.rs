@@ -279,7 +279,7 @@ pub enum ClientError {
     },
 }
 
-/// Makes the error of a refusal inside a reply.
+/// Makes the `ClientError::Rejected` of a request that `server` answered with the refusal `reject`.
 pub(crate) fn rejected(table: &str, server: &str, reject: Reject) -> ClientError {
     ClientError::Rejected {
         table: table.to_owned(),

@@ -55,7 +55,8 @@ impl DensePart {
     }
 }
 
-/// Part of a sparse table at one applier: address of the extent table, and the entries read so far.
+/// Part of a sparse table at one applier: address of the extent table, and the entries read so far, one for each
+/// extent (memory area with slots of rows).
 #[derive(Debug, Default)]
 pub(crate) struct SparseLane {
     salt: u64,

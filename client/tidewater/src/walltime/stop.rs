@@ -54,8 +54,8 @@ impl StopSign {
         })
     }
 
-    /// Checks whether the run ends at this step; called at the start of each step, and reads the table at each
-    /// `every`-th. `signal` returns the number of a signal that this worker has received.
+    /// Returns whether the run ends before this step. Every worker calls it at the start of each step; it reads the
+    /// table at each `every`-th. `signal` returns the number of a signal that this worker has received.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
