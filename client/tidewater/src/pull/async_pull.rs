@@ -194,7 +194,8 @@ impl AsyncPulls {
         done
     }
 
-    /// Keeps the memory of an ended range pull for later ones, if the range was short.
+    /// Keeps the memory of an ended range pull for later ones, if the range had at most `SPARE_BYTES_MAX` bytes and
+    /// `SPARE_RANGES_MAX` are not kept yet; otherwise frees it.
     fn keep_range(&mut self, range: AsyncRange) {
         if self.spare_ranges.len() < SPARE_RANGES_MAX && range.bytes <= SPARE_BYTES_MAX {
             self.spare_ranges.push(range);
@@ -400,8 +401,8 @@ impl Part {
 }
 
 impl AsyncPull {
-    /// Pulls the rows of `rest` with a blocking pull: those without a known location, and those that failed
-    /// validation.
+    /// Pulls the rows of `rest` into `out` with a blocking pull: those without a known location, and those that
+    /// failed validation.
     fn finish_rest(
         &self,
         lanes: &mut Lanes,

@@ -284,7 +284,8 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// Read operation of one window in one stage; `first` is the first element of the destination.
+    /// Read operation of one window in one stage: words and records go to the head buffer, payload to the destination
+    /// that begins at element `first`.
     fn stage_op(&self, window: &Window, stage: Stage, first: u64) -> Result<ReadOp, ClientError> {
         let part = &window.part;
         let words = 8 * self.blocks_of(part);
@@ -306,7 +307,8 @@ impl BlockPull<'_> {
         })
     }
 
-    /// Copies the first bytes of a payload that does not begin at an 8-byte boundary from the head buffer to `out`.
+    /// Copies the first bytes of a payload that does not begin at an 8-byte boundary from the head buffer, where its
+    /// read placed them, to `out`. Does nothing for an aligned payload.
     fn place_first_word(&self, window: &Window, first: u64, head: &[u8], out: &mut [u8]) {
         let part = &window.part;
         let skew = size(self.payload_of(part).addr % 8);

@@ -22,8 +22,8 @@ use crate::table::state::{DensePart, TableState};
 
 /// Largest number of blocks in a window, which is one read of payload. A writer disturbs larger windows more often.
 const WINDOW_BLOCKS: u64 = 16;
-/// Pause between two attempts to read a partition's snapshot. An applier flips a partition within microseconds, but
-/// may have to wait for a core first.
+/// Pause between two attempts to read a partition's snapshot. An applier makes a partition's next version the newest
+/// within microseconds, but may have to wait for a core first.
 const SNAPSHOT_PAUSE: Duration = Duration::from_micros(50);
 /// Number of failed snapshot attempts after which the client asks the server whether the table still exists.
 const SNAPSHOT_ASKS: u32 = 16;
@@ -239,7 +239,8 @@ fn newest_of_all(tries: &[PieceTry]) -> Option<u64> {
     tries.iter().map(newest).min().flatten()
 }
 
-/// Index of the piece that a window lies in; `pieces` are sorted by element.
+/// Index in `pieces` (sorted by element) of the piece that a window lies in; the caller cut the window from one of
+/// them.
 fn number_of(pieces: &[RangePart], window: &RangePart) -> usize {
     pieces.partition_point(|piece| piece.end <= window.first)
 }
@@ -447,7 +448,8 @@ impl BlockPull<'_> {
         }
     }
 
-    /// Version word at byte offset `at` of the head buffer; an invalid one past its end.
+    /// Version word (of a block's seqlock) at byte offset `at` of the head buffer, where reads of version words are
+    /// placed. Past the end of the buffer it returns 0.
     fn word(&self, at: usize) -> TaggedU32 {
         let bytes = self.scratch.reads.head(at).and_then(|b| b.first_chunk());
         TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
@@ -588,7 +590,8 @@ impl BlockPull<'_> {
         self.gather(&[one], piece.first, &mut element)
     }
 
-    /// Reads the snapshot records of all pieces into `tries`; a torn record gives `None`.
+    /// Reads the snapshot records of all pieces into `tries`, and blocks until they have arrived; a torn record gives
+    /// `None` there. `out` is not written, `todo` is scratch memory.
     fn read_records(
         &mut self,
         pieces: &[RangePart],
@@ -696,7 +699,8 @@ impl BlockPull<'_> {
         Ok(is_complete.then_some(version))
     }
 
-    /// Copy of a piece with the payload address of snapshot buffer number `buffer` of its partition.
+    /// Copy of a piece with the payload address of snapshot buffer number `buffer` of its partition. Fails with a
+    /// protocol error if the table has no such buffer.
     fn in_buffer(&self, piece: &RangePart, buffer: usize) -> Result<RangePart, ClientError> {
         let spec = &self.table.spec;
         let payload = piece.part.buffer(buffer, spec, self.layout.block_bytes);
@@ -717,8 +721,8 @@ impl BlockPull<'_> {
         }
     }
 
-    /// Snapshot record at byte offset `at` of the head buffer; `None` if its checksum, keyed by `salt`, does not
-    /// match.
+    /// Snapshot record (the versions that a partition's buffers hold) at byte offset `at` of the head buffer; `None`
+    /// if its checksum, keyed by `salt`, does not match, as in a torn one.
     fn record(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
         let bytes = self.scratch.reads.head(at)?.first_chunk::<LINE_BYTES>()?;
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)

@@ -37,7 +37,7 @@ pub(crate) enum Timeout {
 }
 
 impl Timeout {
-    /// Deadline of a wait that begins now.
+    /// Deadline of a wait that begins now: the given one, or the given duration from now on.
     fn deadline(self) -> Deadline {
         match self {
             Self::In(timeout) => Deadline::after(timeout),

@@ -56,7 +56,8 @@ struct ExtentScratch {
 }
 
 impl LaneReads {
-    /// Adds the read of a row of `row_bytes` payload bytes to the list; `row` is its index in the caller's keys.
+    /// Adds the read of a row of `row_bytes` payload bytes to the list; `row` is its index in the caller's keys, at
+    /// which its header and payload are placed.
     #[inline]
     fn add(&mut self, key: u64, row: u32, source: RowSource, loc: RowLocation, row_bytes: usize) {
         let at = row as usize;
