@@ -37,7 +37,7 @@ use tidewater_runtime::wait::wait_until;
 /// a server keeps a session with a cut connection.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Interval at which waits poll the control connection to the coordinator at their begin, even if every wait is
-/// short. One poll takes up to 1 ms.
+/// short: this process must also find a coordinator that was restarted. One poll takes up to 1 ms.
 const RETURN_EVERY: Duration = Duration::from_secs(2);
 /// Shortest pause between two attempts to reach a server that does not answer.
 const RETRY: Duration = Duration::from_millis(3);
@@ -369,8 +369,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Marks lanes over TCP as broken if the server answers none of their frames for `LANE_SILENCE_MAX`. The next
-    /// poll reconnects them.
+    /// Marks lanes over TCP as broken if the server answers none of their frames for `LANE_SILENCE_MAX`. The wait or
+    /// call that finds the mark reconnects them.
     fn give_up_silent(&mut self) {
         if mutants::on(Mutant::SilentLaneKept) {
             return;

@@ -29,7 +29,8 @@ pub(crate) trait Requests {
     /// sizes.
     fn header(&self, n: usize) -> FrameHeader;
 
-    /// Payload bytes of request `n`.
+    /// Payload bytes of request `n`, which the sender copies into the ring. May be called several times for a
+    /// request.
     fn payload(&mut self, n: usize) -> &[u8];
 
     /// Accepts the payload of the reply to request `n`; replies come in any order. `Err` describes an impossible
