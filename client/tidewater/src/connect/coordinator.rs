@@ -332,7 +332,8 @@ impl NetCoordinatorLink {
         })
     }
 
-    /// Polls for the answer of started request `id` until `end`; `None` if it has not arrived.
+    /// Waits up to `end` for the answer of started request `id`, and takes it; `None` if it has not arrived, and the
+    /// call may be repeated.
     fn answer(&mut self, id: u64, end: Deadline) -> Result<Option<CoordinatorAnswer>, ClientError> {
         let answer = self.conn.poll(id, end);
         self.outcome(answer)

@@ -315,8 +315,8 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// Makes the client's end of a lane over verbs: queue pairs and mailbox. Reopens the port first if its device
-    /// has failed.
+    /// Makes the client's end of a lane over verbs: queue pairs and mailbox. Sends nothing; the caller sends the
+    /// offer to the server. Reopens the port first if its device has failed.
     fn offer(&mut self, grant: &LaneGrant) -> Attempt<(Arc<VerbsSide>, LaneOffer)> {
         if self.verbs.as_ref().is_some_and(|side| side.has_failed()) {
             self.reopen_verbs()?;
