@@ -63,7 +63,8 @@ struct Open {
     done: Vec<u8>,
 }
 
-/// Parameters of one round of a collective call.
+/// Parameters of one round of a collective call, in which the workers exchange a bounded number of bytes at a
+/// barrier.
 struct Round<'a> {
     op: &'static str,
     rows: RowsOf,

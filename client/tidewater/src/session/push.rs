@@ -530,7 +530,8 @@ impl RangeFrame<'_> {
     }
 }
 
-/// Most rows of `row_bytes` bytes that one push frame in a lane's ring takes.
+/// Most rows of `row_bytes` bytes that one push frame in a lane's ring takes; at least 1, also if that row does not
+/// fit.
 #[inline]
 fn rows_of_frame(lanes: &mut Lanes, lane: usize, row_bytes: usize) -> usize {
     let room = lanes.get(lane).ring.payload_bytes_max().saturating_sub(128);

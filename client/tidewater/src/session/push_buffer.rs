@@ -237,7 +237,7 @@ impl<T: Element> PushBuffer<T> {
     }
 
     /// Pushes the buffered rows with an element of at least this magnitude, and removes those that were built into
-    /// frames.
+    /// frames, also after an error. Without such rows it does nothing.
     fn send(&mut self, client: &mut Client, least: f64) -> Result<(), ClientError> {
         let dim = self.table.dim();
         let (mut keys, mut values) = (Vec::new(), Vec::new());

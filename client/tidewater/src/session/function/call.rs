@@ -325,7 +325,7 @@ impl Client {
     }
 
     /// Checks that the input tables of a call have the shape and partitions of its target. Returns their table
-    /// numbers.
+    /// numbers. A call without inputs has its target as input of an expression, and none for a named function.
     fn input_ids<T: Element>(
         &self,
         op: &'static str,
@@ -462,7 +462,7 @@ impl Client {
 }
 
 /// Checks that a table that takes effect at ticks can hold an update until the tick: `AtTickProblem` names the
-/// conditions.
+/// conditions. A table that applies pushes on arrival passes.
 fn check_effect(
     op: &'static str,
     state: &TableState,

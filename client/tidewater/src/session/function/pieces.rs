@@ -62,7 +62,8 @@ pub(crate) fn slot_pieces(table: &TableState, slots: &[u64]) -> Option<Vec<Frame
     Some(pieces)
 }
 
-/// Cuts `range` of one partition at multiples of `step` from `start` on, and appends the pieces.
+/// Cuts `range` of one partition at multiples of `step` from `start` (the partition's begin) on, and appends the
+/// pieces. Cuts do not depend on where `range` begins.
 fn cut(
     pieces: &mut Vec<FramePiece>,
     lane: usize,
