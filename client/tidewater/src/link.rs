@@ -565,8 +565,8 @@ pub trait CoordinatorLink: Send {
         unreachable!("{op} {number} was done when it began")
     }
 
-    /// Drops the result of call `number`, which itself continues at the coordinator. Returns a text that says what
-    /// it still waits for.
+    /// Drops the result of call `number`, which itself continues at the coordinator. Returns a text for a deadline
+    /// error that says what the call still waits for.
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         unreachable!("{op} {number} was done when it began")
     }
