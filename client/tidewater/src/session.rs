@@ -397,9 +397,9 @@ impl Client {
     /// in the rings. After an error the call can be repeated and continues where it stopped.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed. The clock has not moved then, so that the push
-    /// can be repaired before the next call; each call returns one refusal. A deadline that names the
-    /// awaited workers.
+    /// The refusal of a push that no ticket has claimed (no wait for its ticket has returned it). The clock has not
+    /// moved then, so that the push can be repaired before the next call; each call returns one refusal. A deadline
+    /// that names the awaited workers.
     pub fn tick(&mut self) -> Result<(), ClientError> {
         self.tick_domain(DomainId(0))
     }
@@ -510,9 +510,10 @@ impl Client {
     /// Blocks until the servers have answered all pushes of this worker, like [`Client::flush`], then until all
     /// workers have reached the barrier `name`. A worker's first client calls it, when its siblings have flushed.
     ///
-    /// In a job of open size it waits for the members at this clock. Under BSP and SSP these are the workers that
-    /// have begun with this tick or an earlier one; with a schedule also those that have not connected yet. Under
-    /// ASP they are the live workers. A worker that finishes or is lost meanwhile is awaited no more.
+    /// In a job of open size (no number of workers was given) it waits for the members at this clock. Under BSP and
+    /// SSP these are the workers that have begun with this tick or an earlier one; with a schedule also those that
+    /// have not connected yet. Under ASP they are the live workers. A worker that finishes or is lost meanwhile is
+    /// awaited no more.
     ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A refusal that
@@ -574,9 +575,9 @@ impl Client {
     /// Sends built frames and blocks until the servers have answered everything that this client has pushed.
     ///
     /// # Errors
-    /// The refusal of the earliest push that no ticket has claimed. Each call returns one refusal, until there is
-    /// none. A deadline names the servers that have not applied, and the ranks with an earlier turn in the
-    /// iteration.
+    /// The refusal of the earliest push that no ticket has claimed: no wait for its ticket, and no earlier flush, has
+    /// returned it. Each call returns one refusal, until there is none. A deadline names the servers that have not
+    /// applied, and the ranks with an earlier turn in the iteration; the call can be repeated.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.complete("flush", deadline)

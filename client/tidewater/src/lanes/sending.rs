@@ -137,8 +137,8 @@ impl Lanes {
         })
     }
 
-    /// Takes the refusal of the earliest push that no call has reported yet, and marks all refusals of that push as
-    /// reported. `None` if there is none.
+    /// Takes the refusal of the earliest push that no call (wait for its ticket, flush, tick) has reported yet, and
+    /// marks all refusals of that push as reported. `None` if there is none.
     pub(crate) fn claim_refusal(&mut self) -> Option<LaneRefusal> {
         if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
