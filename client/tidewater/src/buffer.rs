@@ -21,6 +21,21 @@ use crate::table::Element;
 /// client. Its pages stay pinned as long as it exists.
 ///
 /// [`Client::buffer`]: crate::Client::buffer
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::range::<f32>("w", 1, 4096).spec())?;
+/// let mut weights = client.buffer::<f32>(4096)?;
+/// client.pull_range(&table, 0, &mut weights[1024..], PullOptions::default())?;
+/// assert_eq!(weights.len(), 4096);
+/// assert_eq!(weights[4095], 0.0);
+/// # client.finish()
+/// # }
+/// ```
 pub struct RegisteredBuffer<T> {
     memory: Buffer,
     /// Clone of the client's counting `Arc`: this buffer counts against the client's limit of buffers until it is

@@ -17,6 +17,20 @@ use crate::lanes::{LaneRefusal, Lanes};
 use crate::push::Ticket;
 
 /// Synchronisation mode of workers: how many iterations they may drift apart.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, SyncMode};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// let sync = "ssp:2".parse().expect("a mode"); // from the command line, say
+/// assert_eq!(sync, SyncMode::Ssp(2));
+/// let mut client = job.client(sync)?;
+/// client.tick()?;
+/// assert_eq!((client.sync(), client.clock()), (sync, 1));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SyncMode {
     /// Bulk synchronous: an iteration begins when all workers have ended the one before.

@@ -11,9 +11,37 @@ use tidewater_protocol::wire::refusal::Refusal;
 use crate::collective::CollectiveError;
 
 /// Error of another layer, boxed. It can be downcast, for example to [`std::io::Error`] or [`SystemError`].
+///
+/// # Example
+/// ```
+/// use std::io;
+/// use tidewater::error::Cause;
+///
+/// /// Kind of the system's error, for a program that tries again.
+/// fn kind(cause: &Cause) -> Option<io::ErrorKind> {
+///     cause.downcast_ref::<io::Error>().map(io::Error::kind)
+/// }
+///
+/// let cause = Cause::from(io::Error::from(io::ErrorKind::PermissionDenied));
+/// assert_eq!(kind(&cause), Some(io::ErrorKind::PermissionDenied));
+/// assert_eq!(kind(&Cause::from("no file")), None);
+/// ```
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Error of a failed operating-system call, with its purpose and a remedy.
+///
+/// # Example
+/// ```
+/// use std::io;
+/// use tidewater::ClientError;
+/// use tidewater::error::SystemError;
+///
+/// let source = io::Error::other("no descriptors");
+/// let error = SystemError { op: "make an epoll", source, remedy: Some("raise ulimit -n") };
+/// assert_eq!(error.to_string(), "cannot make an epoll: no descriptors; raise ulimit -n");
+/// let ClientError::Environment(cause) = ClientError::Environment(error.into()) else { unreachable!() };
+/// assert!(cause.is::<SystemError>());
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {op}: {source}{}", .remedy.map_or_else(String::new, |remedy| format!("; {remedy}")))]
 pub struct SystemError {
@@ -27,6 +55,23 @@ pub struct SystemError {
 }
 
 /// Failure of a control connection to the coordinator or a server.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater::{ClientError, error::ControlFailure};
+/// # use tidewater_protocol::wire::handshake::JobToken;
+/// # use tidewater_runtime::clock::Deadline;
+/// let config = JoinConfig::new("127.0.0.1:1", JobToken::new([7; 32])); // no coordinator listens here
+/// let deadline = Deadline::after(Duration::from_millis(100));
+/// match NetCoordinatorLink::join(&config, deadline) {
+///     Err(ClientError::Control { peer, source: ControlFailure::Dial(_) }) => {
+///         assert_eq!(peer, "coordinator at 127.0.0.1:1");
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlFailure {
@@ -45,6 +90,22 @@ pub enum ControlFailure {
 }
 
 /// Reason why a [`RegisteredBuffer`](crate::RegisteredBuffer) could not be made.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, SyncMode, error::MemoryError};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// match client.buffer::<f64>(usize::MAX) {
+///     Err(ClientError::Memory { source: MemoryError::TooLarge { limit }, .. }) => {
+///         assert!(limit >= 1 << 30);
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -69,6 +130,25 @@ pub enum MemoryError {
 }
 
 /// Error of a client's call. Unless the variant says otherwise, the call has changed nothing.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::rows::<f32>("w", 4, 2).spec())?;
+/// let mut row = [0.0; 3]; // a row has two elements
+/// match client.pull_rows(&table, &[1], &mut row, PullOptions::default()) {
+///     Err(ClientError::Argument { op, table, what }) => {
+///         assert_eq!((op, table.as_str()), ("pull_rows", "w"));
+///         println!("{what}");
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {

@@ -1,3 +1,5 @@
+// long: each link and message has an example.
+
 //! Control-plane links of a client, as traits: the simulator, the embedded cluster and sockets serve
 //! the same client.
 
@@ -18,6 +20,33 @@ use tidewater_runtime::sync::Arc;
 use crate::error::{Cause, ClientError, ControlFailure};
 
 /// Lane that was just opened or recovered, with its progress at the server.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::OpenLane;
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// # config.epoch = members.epoch;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let server = &members.servers[0];
+/// let (link, mut lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+/// let OpenLane { lane, state, .. } = lanes.remove(0); // that of applier 0
+/// assert!(!lane.peer().is_empty());
+/// assert_eq!(state.applied_seq, 0); // nothing was pushed on it
+/// # Ok(())
+/// # }
+/// ```
 pub struct OpenLane {
     /// Client's end of the lane.
     pub lane: Box<dyn ClientLane>,
@@ -29,6 +58,33 @@ pub struct OpenLane {
 }
 
 /// Link to one server: the control connection and the session on it.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::ServerLink;
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// # config.epoch = members.epoch;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let server = &members.servers[0];
+/// let (link, _lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+/// let mut link: Box<dyn ServerLink> = Box::new(link);
+/// link.check(deadline)?; // the control connection stands
+/// link.end_session(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait ServerLink: Send {
     /// Name of the server, for error texts and logs.
     fn name(&self) -> &str;
@@ -123,6 +179,35 @@ pub trait ServerLink: Send {
 }
 
 /// Server links, lanes and parker of a further thread (sibling) of a worker.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::{ServerLink, ThreadLinks};
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// # config.epoch = members.epoch;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let mut servers: Vec<(Box<dyn ServerLink>, _)> = Vec::new();
+/// for server in &members.servers {
+///     let (link, lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+///     servers.push((Box::new(link), lanes));
+/// }
+/// let links = ThreadLinks { servers, parker: Box::new(parker) };
+/// assert_eq!(links.servers.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
 pub struct ThreadLinks {
     /// Each server with its lanes, in the order of the server numbers.
     pub servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
@@ -131,6 +216,30 @@ pub struct ThreadLinks {
 }
 
 /// Connector that opens sessions for further threads (siblings) of one worker.
+///
+/// # Example
+/// ```
+/// # use std::sync::Arc;
+/// # use tidewater::link::{ConnectThread, ThreadLinks};
+/// # use tidewater::{ClientError, JoinOptions, SyncMode};
+/// # use tidewater_runtime::clock::Deadline;
+/// /// Permits no further threads.
+/// struct OneThread;
+///
+/// impl ConnectThread for OneThread {
+///     fn connect(&self, thread: u32, _: Deadline) -> Result<ThreadLinks, ClientError> {
+///         Err(ClientError::Environment(format!("no cores for thread {thread}").into()))
+///     }
+/// }
+///
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// client.connect_siblings_by(Arc::new(OneThread));
+/// assert!(client.sibling().is_err());
+/// # client.finish()
+/// # }
+/// ```
 pub trait ConnectThread: Send + Sync {
     /// Opens a session with every server for thread number `thread` of the worker; blocks until all are open.
     ///
@@ -146,6 +255,24 @@ pub trait ConnectThread: Send + Sync {
 }
 
 /// Size of a saved model: rows and bytes.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::{ClientError, JoinOptions, PushOp, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// # let dir = tempfile::tempdir().expect("a folder");
+/// # let dir = dir.path().to_str().expect("UTF-8");
+/// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("w", 2).spec())?;
+/// let ticket = client.push_rows(&table, &[3, 7], &[1.0; 4], PushOp::Assign)?;
+/// client.wait_applied(&ticket)?;
+/// let saved = client.save(dir, Duration::from_secs(30))?;
+/// assert_eq!(saved.rows, 2);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
     /// Number of rows and blocks saved.
@@ -155,6 +282,27 @@ pub struct Saved {
 }
 
 /// Result of a load: tables, rows and clocks of the saved model.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::{ClientError, JoinOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// # let dir = tempfile::tempdir().expect("a folder");
+/// # let dir = dir.path().to_str().expect("UTF-8");
+/// client.create_table::<f32>(TableBuilder::sparse::<f32>("w", 2).spec())?;
+/// client.save(dir, Duration::from_secs(30))?;
+/// # client.finish()?;
+/// // In a later job:
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let loaded = client.load(dir, Duration::from_secs(30))?;
+/// assert_eq!((loaded.tables, loaded.rows), (vec!["w".to_owned()], 0));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// Names of its tables, to be opened.
@@ -175,6 +323,27 @@ impl Loaded {
 }
 
 /// Request of a client to the coordinator that can be started, and polled while the client goes on.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater::link::{CoordinatorCall, CoordinatorLink as _};
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// let call = CoordinatorCall::Barrier { name: "start".into(), count: 1 };
+/// assert_eq!(call.op(), "barrier");
+/// coordinator.begin(&call, deadline)?;
+/// coordinator.finished(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorCall {
     /// Creates a table, or opens an equal one: [`CoordinatorLink::create_table`].
@@ -235,6 +404,34 @@ impl CoordinatorCall {
 }
 
 /// Reply of the coordinator to a [`CoordinatorCall`].
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::TableBuilder;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater::link::{BegunCall, CoordinatorCall, CoordinatorLink as _, CoordinatorReply};
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// let spec = TableBuilder::sparse::<f32>("w", 8).spec().clone();
+/// let call = CoordinatorCall::CreateTable(spec);
+/// let BegunCall::UnderWay(number) = coordinator.begin(&call, deadline)? else { panic!("done") };
+/// let reply = loop {
+///     if let Some(reply) = coordinator.poll(call.op(), number, Duration::from_millis(10))? {
+///         break reply;
+///     }
+/// };
+/// assert!(matches!(reply, CoordinatorReply::Table(info) if info.spec.name == "w"));
+/// # coordinator.finished(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum CoordinatorReply {
     /// Result of a release, a barrier, or a loaded function.
@@ -370,6 +567,31 @@ macro_rules! blocking_calls {
 pub(crate) use blocking_calls;
 
 /// State of a [`CoordinatorCall`] after its start: under way with a number, or already done.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater::link::{BegunCall, CoordinatorCall, CoordinatorLink as _};
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// let call = CoordinatorCall::Barrier { name: "start".into(), count: 1 };
+/// match coordinator.begin(&call, deadline)? {
+///     BegunCall::Done(reply) => panic!("{reply:?} without a message"),
+///     BegunCall::UnderWay(number) => {
+///         while coordinator.poll(call.op(), number, Duration::from_millis(10))?.is_none() {}
+///     }
+/// }
+/// # coordinator.finished(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub enum BegunCall {
     /// [`CoordinatorLink::poll`] returns its result by this number.
@@ -379,6 +601,30 @@ pub enum BegunCall {
 }
 
 /// Link of a client to the coordinator, over a control connection or in the process.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::TableBuilder;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater::link::CoordinatorLink;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// let mut link: Box<dyn CoordinatorLink> = Box::new(coordinator);
+/// let spec = TableBuilder::sparse::<f32>("w", 8);
+/// let created = link.create_table(spec.spec(), deadline)?;
+/// let opened = link.open_table("w", deadline)?;
+/// assert_eq!(created.id, opened.id);
+/// link.finished(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait CoordinatorLink: Send {
     /// Creates a table on all servers, or opens the existing table of that name if its spec is equal. Blocks until
     /// done.

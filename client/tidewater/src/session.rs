@@ -59,6 +59,42 @@ use tidewater_bookkeeping::feedback::Feedback;
 pub use versions::GroupRange;
 
 /// Connections to coordinator and servers, with settings, from which [`Client::from_parts`] makes a client.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::ServerLink;
+/// # use tidewater::{Client, Parts, SyncMode};
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_protocol::ids::WorkerId;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// # config.epoch = members.epoch;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let server = &members.servers[0];
+/// let (link, lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+/// let mut client = Client::from_parts(Parts {
+///     coordinator: Box::new(coordinator),
+///     servers: vec![(Box::new(link), lanes)],
+///     parker: Box::new(parker),
+///     rank: WorkerId(0),
+///     workers: 1,
+///     sync: SyncMode::Asp,
+/// })?;
+/// assert_eq!(client.servers(), 1);
+/// client.finish()?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Parts {
     /// Control connection to the coordinator.
     pub coordinator: Box<dyn CoordinatorLink>,
@@ -81,6 +117,25 @@ pub struct Parts {
 /// Dropping it ends the session. Pushed data stays pushed; wait for the tickets that matter. Dropping
 /// does not report that the worker is done. [`Client::finish`] does, so that no worker waits for this
 /// one.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullOptions, PushOp, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// let mut client = job.client(SyncMode::Bsp)?;
+/// let table = client.create_table::<f64>(TableBuilder::range::<f64>("w", 1, 2).spec())?;
+/// for _ in 0..3 {
+///     let ticket = client.push_range(&table, 0, &[1.0, 2.0], PushOp::Sum)?;
+///     client.wait_applied(&ticket)?;
+///     client.tick()?;
+/// }
+/// let mut weights = [0.0; 2];
+/// client.pull_range(&table, 0, &mut weights, PullOptions::default())?;
+/// assert_eq!(weights, [3.0, 6.0]);
+/// client.finish()
+/// # }
+/// ```
 pub struct Client {
     lanes: Lanes,
     tables: Tables,

@@ -38,6 +38,25 @@ const WHO: Duration = Duration::from_secs(1);
 const HEAD_START: Duration = Duration::from_millis(200);
 
 /// Parameters of a join: coordinator address, token, namespace, claimed rank and number of workers.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// let mut config = JoinConfig::new(&at.coordinator, at.token.clone());
+/// config.rank = Some(0);
+/// let (link, joined) = NetCoordinatorLink::join(&config, deadline)?;
+/// assert_eq!((joined.rank, joined.servers_expected), (0, 1));
+/// link.goodbye(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct JoinConfig {
     /// `HOST:PORT` of the coordinator.
@@ -78,6 +97,25 @@ impl JoinConfig {
 const STOP_LOOK: Duration = Duration::from_millis(100);
 
 /// Control connection of a worker, or an observer, to the coordinator. One thread uses it.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{JoinConfig, NetCoordinatorLink};
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// let config = JoinConfig::new(&at.coordinator, at.token.clone());
+/// let (mut link, joined) = NetCoordinatorLink::join(&config, deadline)?;
+/// let members = link.wait_servers(joined.servers_expected, deadline)?;
+/// assert_eq!(members.servers.len(), 1);
+/// link.goodbye(deadline)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct NetCoordinatorLink {
     address: String,

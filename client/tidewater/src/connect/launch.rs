@@ -25,6 +25,18 @@ use crate::error::{Cause, ClientError};
 /// processes reach it by a bootstrap record, which the program broadcasts. [`Bootstrap`] has an example.
 ///
 /// Dropping it ends the coordinator; [`Bootstrap::host`] hands it to the job.
+///
+/// # Example
+/// ```
+/// use tidewater::connect::BootstrapHost;
+///
+/// # fn main() -> Result<(), tidewater::ClientError> {
+/// let host = BootstrapHost::start(2, Some("lo"))?; // for two processes of this host
+/// let record = host.record(); // to be broadcast
+/// assert!(record.len() <= BootstrapHost::RECORD_BYTES_MAX);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct BootstrapHost(Hosted);
 

@@ -24,6 +24,34 @@ pub use server::NetServerLink;
 pub use tidewater_protocol::wire::control::Part;
 
 /// Identity of a client thread (token, cluster, rank, thread), and settings of its connections to servers.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::ServerLink as _;
+/// # use tidewater_lanes::fabric::TransportKind;
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_launch::TransportChoice;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// config.epoch = members.epoch;
+/// config.transport = TransportChoice::Tcp;
+/// let server = &members.servers[0];
+/// let (link, _lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+/// assert_eq!(link.transport(), TransportKind::Tcp);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct ConnectConfig {
     /// Secret token of the job.

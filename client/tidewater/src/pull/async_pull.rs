@@ -1,3 +1,5 @@
+// long: the rows of a pull from its start to its end, with an example.
+
 //! Asynchronous pulls: started now, finished later. Here are those of rows; [`super::async_ranges`] has the ranges.
 //!
 //! The reads are placed in memory of the lanes and of the client, and in the caller's only while the
@@ -24,6 +26,21 @@ use crate::table::opened::Named;
 use crate::table::state::TableState;
 
 /// Ticket of an asynchronous pull that was started. A call that finishes or cancels the pull takes it.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::rows::<f32>("w", 4, 1).spec())?;
+/// let ticket = client.start_pull_rows(&table, &[3, 1], PullOptions::default())?;
+/// let mut rows = [1.0_f32; 2]; // meanwhile the program computes
+/// client.finish_pull(ticket, &mut rows)?;
+/// assert_eq!(rows, [0.0; 2]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a pull that is never finished keeps its memory"]
 pub struct PullTicket {

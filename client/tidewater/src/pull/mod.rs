@@ -47,6 +47,22 @@ impl Timeout {
 }
 
 /// Read mode of a pull, and the consistency that it guarantees.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullMode, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::rows::<f32>("w", 4, 1).spec())?;
+/// for mode in [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather] {
+///     let mut row = [1.0];
+///     client.pull_rows(&table, &[2], &mut row, PullOptions::default().mode(mode))?;
+///     assert_eq!(row, [0.0]);
+/// }
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PullMode {
     /// Every row or block is one committed version. It is read one-sidedly and verified, read again if
@@ -64,6 +80,23 @@ pub enum PullMode {
 }
 
 /// Action of a pull for a key that has no row.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, Missing, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("w", 1).spec())?;
+/// let (mut row, mut exists) = ([1.0], Vec::new());
+/// for missing in [Missing::Initial, Missing::Create] {
+///     client.pull_rows(&table, &[7], &mut row, PullOptions::default().missing(missing))?;
+///     exists.extend(client.exists(&table, &[7])?);
+/// }
+/// assert_eq!(exists, [false, true]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
     /// Creates the row with its initial values (training).
@@ -74,6 +107,24 @@ pub enum Missing {
 }
 
 /// Options of a pull: mode, action for missing keys, time limit.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::{ClientError, JoinOptions, Missing, PullMode};
+/// # use tidewater::{PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("w", 1).spec())?;
+/// let mut options = PullOptions::default().mode(PullMode::Gather).missing(Missing::Initial);
+/// options.timeout = Duration::from_secs(5);
+/// let mut row = [1.0];
+/// client.pull_rows(&table, &[7], &mut row, options)?;
+/// assert_eq!(row, [0.0]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullOptions {
     /// Reading method and guarantee.

@@ -19,6 +19,21 @@ const INLINE: usize = 4;
 /// Handle to the result of a push: the sequence numbers of its frames on each lane. Dropping it is allowed and does
 /// not stop the push. If the push is refused, the next [`flush`](crate::Client::flush), tick, barrier or finish
 /// fails. A ticket frees nothing and owns no memory of the push.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PushOp, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
+/// let mut ticket = client.push_rows(&table, &[3], &[1], PushOp::Sum)?;
+/// ticket.merge(&client.push_rows(&table, &[7], &[1], PushOp::Sum)?);
+/// client.wait_applied(&ticket)?; // both pushes
+/// assert_eq!(client.exists(&table, &[3, 7])?, [true, true]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 #[must_use = "without waiting for it, that a push was refused is known at the next flush or tick"]
 pub struct Ticket {

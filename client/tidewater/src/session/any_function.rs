@@ -10,6 +10,24 @@ use crate::table::{AnyTable, Element, Table};
 
 /// Inputs of a call of an expression or function on an [`AnyTable`]: tables, parameters and range, as
 /// [`FunctionArgs`].
+///
+/// # Example
+/// ```
+/// # use tidewater::{AnyFunctionArgs, AnyTable, ClientError, JoinOptions};
+/// # use tidewater::{Reduction, Scalar, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let of = |name| TableBuilder::range::<f64>(name, 1, 4);
+/// let x = AnyTable::create(&mut client, of("x").spec())?;
+/// let y = AnyTable::create(&mut client, of("y").spec())?;
+/// let args = AnyFunctionArgs { inputs: &[x, y], parameters: &[2.0], range: Some(0..3) };
+/// x.update(&mut client, "x + y + p0", &args)?;
+/// let sum = x.reduce(&mut client, "x", Reduction::Sum, &AnyFunctionArgs::default())?;
+/// assert_eq!(sum, Some(Scalar::Float(6.0)));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct AnyFunctionArgs<'a> {
     /// Tables of `x`, `y` and `z`, of the target's element type. Empty: `x` is the target.

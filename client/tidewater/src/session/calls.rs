@@ -21,6 +21,21 @@ const SLICE: Duration = Duration::from_millis(500);
 
 /// Handle of a started call to the coordinator (`Client::start_save` and the like). The `finish` call of its kind
 /// takes it and returns its result. It may be dropped: the call itself goes on, and its result is lost.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let spec = TableBuilder::sparse::<f32>("w", 8);
+/// let mut call = client.start_create_table(spec.spec())?;
+/// while !client.test_call(&mut call)? {} // the program computes in between
+/// let table = client.finish_create_table::<f32>(call)?;
+/// assert_eq!(table.dim(), 8);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "the result of a call comes from its finish"]
 pub struct PendingCall {

@@ -27,6 +27,29 @@ use crate::table::{AnyTable, Element, Table};
 ///
 /// The default begins with the first partition and ends after the last one. Workers that share a scan
 /// take [ranges of partitions](Self::of_partitions).
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PushOp, ScanCursor, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
+/// let ticket = client.push_rows(&table, &[9, 3, 5], &[1; 3], PushOp::Sum)?;
+/// client.wait_applied(&ticket)?;
+/// let (mut cursor, mut found, mut keys) = (ScanCursor::default(), Vec::new(), [0; 2]);
+/// loop {
+///     let count = client.scan_keys(&table, &mut cursor, &mut keys)?;
+///     if count == 0 {
+///         break;
+///     }
+///     found.extend_from_slice(&keys[..count]);
+/// }
+/// found.sort();
+/// assert_eq!(found, [3, 5, 9]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanCursor {
     /// Partition of the next key.

@@ -13,6 +13,20 @@ use crate::error::ClientError;
 const FACTOR: u64 = 2;
 
 /// Worker with a thread that is slower than the others, with its step times; from [`Client::slow_workers`].
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, SyncMode};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// for slow in client.slow_workers()? {
+///     println!("worker {}: {:?}, others {:?}", slow.rank.0, slow.step, slow.median);
+/// }
+/// assert!(client.slow_workers()?.is_empty()); // one thread alone is not slow
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlowWorker {

@@ -35,6 +35,26 @@ pub(super) struct Pin {
 }
 
 /// Range of one table, with its destination, in a pull of several tables: [`Client::pull_group`].
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, GroupRange, JoinOptions, PullMode};
+/// # use tidewater::{PullOptions, Reduce, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let of = |name| TableBuilder::range::<f32>(name, 1, 4).at_clock(Reduce::Sum).snapshot();
+/// let weights = client.create_table::<f32>(of("weights").spec())?;
+/// let biases = client.create_table::<f32>(of("biases").spec())?;
+/// client.tick()?;
+/// let (mut w, mut b) = ([1.0; 4], [1.0; 2]);
+/// let mut ranges = [GroupRange::new(&weights, 0, &mut w), GroupRange::new(&biases, 2, &mut b)];
+/// let options = PullOptions::default().mode(PullMode::Snapshot);
+/// client.pull_group(&mut ranges, options)?; // both as of one tick
+/// assert_eq!((w, b), ([0.0; 4], [0.0; 2]));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct GroupRange<'a> {
     named: Named,

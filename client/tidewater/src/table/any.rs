@@ -6,6 +6,23 @@ use tidewater_protocol::table::DType;
 use super::Table;
 
 /// Table handle with an element type known at run time. Match on it for calls that move elements.
+///
+/// # Example
+/// ```
+/// # use tidewater::{AnyTable, ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let spec = TableBuilder::rows::<f64>("w", 4, 2);
+/// let AnyTable::F64(table) = AnyTable::create(&mut client, spec.spec())? else {
+///     panic!("the table has another element type");
+/// };
+/// let mut row = [1.0; 2];
+/// client.pull_rows(&table, &[3], &mut row, PullOptions::default())?;
+/// assert_eq!(row, [0.0; 2]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "named as the types are")]
 pub enum AnyTable {

@@ -22,6 +22,22 @@ use opened::Named;
 /// Typed handle of a table that a client created or opened. Calls of another client refuse it with
 /// [`ClientError::Argument`](crate::ClientError::Argument), as do those of its own client after the release of the
 /// table.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, JoinOptions, PullOptions, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let spec = TableBuilder::rows::<f32>("w", 100, 8).partitions(4);
+/// let table = client.create_table::<f32>(spec.spec())?;
+/// assert_eq!((table.dim(), table.partitions()), (8, 4));
+/// client.release_table(table)?;
+/// let late = client.pull_rows(&table, &[0], &mut [0.0; 8], PullOptions::default());
+/// assert!(matches!(late, Err(ClientError::Argument { .. })));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table<T> {
     handle: HandleId,
@@ -79,6 +95,26 @@ impl<T: Element> Table<T> {
 
 /// Builder of a table definition ([`TableSpec`]). Defaults are those of a training job: plain SGD with rate 0.01 (no
 /// optimizer for integers), zeros, pushes that take effect on arrival, NaN and infinity refused.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, Init, JoinOptions, Optimizer};
+/// # use tidewater::{PullOptions, PushOp, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let spec = TableBuilder::sparse::<f32>("embedding", 2)
+///     .optimizer(Optimizer::Sgd { lr: 0.5 })
+///     .clip_value(1.0);
+/// let table = client.create_table::<f32>(spec.spec())?;
+/// let ticket = client.push_rows(&table, &[7], &[1.0, 8.0], PushOp::Gradient)?;
+/// client.wait_applied(&ticket)?;
+/// let mut row = [0.0; 2];
+/// client.pull_rows(&table, &[7], &mut row, PullOptions::default())?;
+/// assert_eq!(row, [-0.5, -0.5]);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct TableBuilder(TableSpec);
 

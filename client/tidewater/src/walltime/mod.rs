@@ -39,6 +39,25 @@ const NAME: &str = "tidewater/walltime";
 
 /// Watcher for SIGTERM, SIGUSR1 and `tidewater stop`, which ends all workers of a job at one step. All workers must
 /// use it.
+///
+/// # Example
+/// ```
+/// # use tidewater::walltime::Walltime;
+/// # use tidewater::{ClientError, JoinOptions, SyncMode};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let mut walltime = Walltime::watch(&mut client, 1)?;
+/// let mut steps = 0;
+/// while steps < 10 && !walltime.over(&mut client)? {
+///     steps += 1; // pull, compute, push
+///     client.tick()?;
+/// }
+/// assert_eq!(steps, 10); // no signal came
+/// assert_eq!(walltime.end(&mut client)?, None);
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Walltime {
     signals: Signals,

@@ -17,6 +17,20 @@ use crate::error::{ClientError, SystemError};
 const NOTED: [i32; 2] = [SIGTERM, SIGUSR1];
 
 /// Recorder of SIGTERM and SIGUSR1: while such a value lives, they are recorded and do not end the process.
+///
+/// # Example
+/// ```
+/// use tidewater::walltime::Signals;
+///
+/// # fn main() -> Result<(), tidewater::ClientError> {
+/// let signals = Signals::catch()?;
+/// assert_eq!(signals.came(), None);
+/// # const SIGUSR1: i32 = signal_hook::consts::SIGUSR1;
+/// signal_hook::low_level::raise(SIGUSR1).expect("a signal"); // as a batch system would
+/// assert_eq!(signals.came(), Some(SIGUSR1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Signals {
     came: Arc<AtomicUsize>,

@@ -26,6 +26,25 @@ const CLOCK: u64 = 1;
 
 /// Agreement of all workers to stop at one step, through two rows of a table. [`Walltime`](super::Walltime) uses it
 /// with the signals of a batch system. A program with other reasons to stop makes its own.
+///
+/// # Example
+/// ```
+/// # use tidewater::walltime::StopSign;
+/// # use tidewater::{ClientError, JoinOptions, SyncMode};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let mut sign = StopSign::new(&mut client, "converged", 1)?;
+/// let mut loss = 1.0;
+/// while !sign.look(&mut client, || (loss < 0.1).then_some(1))? {
+///     loss /= 2.0; // pull, compute, push
+///     client.tick()?;
+/// }
+/// assert_eq!(sign.settle(&mut client, || None)?, Some(1));
+/// sign.release(&mut client)?;
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct StopSign {
     table: Table<i64>,

@@ -1,3 +1,5 @@
+// long: a session from its handshake to its recovery, with an example.
+
 //! The control connection of one client thread to one server, and the session on it.
 //!
 //! Connections may be cut at any byte. Every request can be repeated until the caller's deadline: a
@@ -74,6 +76,31 @@ impl From<ClientError> for Failure {
 }
 
 /// Link of one client thread to one server: the control connection and the session on it.
+///
+/// # Example
+/// ```
+/// # use std::time::Duration;
+/// # use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+/// # use tidewater::link::ServerLink as _;
+/// # use tidewater_lanes::wake::OsParker;
+/// # use tidewater_runtime::clock::Deadline;
+/// # use tidewater_service::embedded::{Cluster, ClusterConfig};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let cluster = Cluster::start(&ClusterConfig::default())?;
+/// # let at = cluster.environment();
+/// # let deadline = Deadline::after(Duration::from_secs(30));
+/// # let join = JoinConfig::new(&at.coordinator, at.token.clone());
+/// # let (mut coordinator, _) = NetCoordinatorLink::join(&join, deadline)?;
+/// # let members = coordinator.wait_servers(at.servers, deadline)?;
+/// # let mut config = ConnectConfig::new(at.token.clone(), coordinator.cluster(), 0);
+/// # config.epoch = members.epoch;
+/// # let mut parker = OsParker::new(Duration::ZERO)?;
+/// let server = &members.servers[0];
+/// let (link, lanes) = NetServerLink::open(server, &config, &mut parker, deadline)?;
+/// assert_eq!((link.ring_bytes(), lanes.len()), (config.ring_bytes, 1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct NetServerLink {
     name: String,

@@ -90,6 +90,24 @@ fn wrong_expression(text: &str, source: ExpressionError) -> ClientError {
 
 /// Inputs of a call of an expression or function: tables, parameters and range. The default covers all of the
 /// target, with the target as `x`.
+///
+/// # Example
+/// ```
+/// # use tidewater::{ClientError, Expression, FunctionArgs, JoinOptions};
+/// # use tidewater::{Reduction, Scalar, SyncMode, TableBuilder};
+/// # fn main() -> Result<(), ClientError> {
+/// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+/// # let mut client = job.client(SyncMode::Asp)?;
+/// let x = client.create_table::<f64>(TableBuilder::range::<f64>("x", 1, 4).spec())?;
+/// let y = client.create_table::<f64>(TableBuilder::range::<f64>("y", 1, 4).spec())?;
+/// let args = FunctionArgs { inputs: &[&x, &y], parameters: &[2.0], range: Some(0..3) };
+/// client.update(&x, &Expression::parse("x + y + p0")?, &args)?;
+/// let all = FunctionArgs::default();
+/// let sum = client.reduce(&x, &Expression::parse("x")?, Reduction::Sum, &all)?;
+/// assert_eq!(sum, Some(Scalar::Float(6.0)));
+/// # client.finish()
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct FunctionArgs<'a, T> {
     /// Tables of `x`, `y` and `z`. They have the target's shape, element type and number of partitions;
