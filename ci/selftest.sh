@@ -174,6 +174,7 @@ test_sources() {
         <<<'use crate::{limits, table::TableId};'
     finds ci/sources.sh "over 15,000 lines without tests" transport/control/src/a.rs < <(yes 'fn f() {}' | head -n 15001)
     finds ci/sources.sh "Z-01 is no known id" docs/SEED_FEATURES.md <<<'| Z-01 | name | not built | why | |'
+    finds ci/sources.sh "Bare has no example" client/tidewater/src/a.rs <<<'pub struct Bare;'
     finds ci/sources.sh "picture of the crates that differs" transport/control/Cargo.toml \
         <<<$'[dependencies.tidewater-topology]\nworkspace = true'
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `cargo xtask` holds of the sources: words, cycles between modules, sizes of crates, the picture
-# of the crates, the table of features. And whether each crate makes a package, as a registry would get it, and each test for an RDMA device runs.
+# of the crates, the table of features, examples of public types. And whether each crate makes a package, as a registry would get it, and each test for an RDMA device runs.
 source "$(dirname "$0")/lib.sh"
 scratch_dir
 failed=0 checks=0
@@ -42,7 +42,7 @@ guest_tests() {
     ((found > 0 && missing == 0))
 }
 
-for check in words modules lines 'crates --check' features; do
+for check in words modules lines 'crates --check' features examples; do
     read -ra arguments <<<"$check"
     xtask "${arguments[@]}" || failed=1
     checks=$((checks + 1))

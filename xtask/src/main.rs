@@ -10,6 +10,7 @@ mod binaries;
 mod ci;
 mod coverage;
 mod crates;
+mod examples;
 mod failure;
 mod features;
 mod lexer;
@@ -51,6 +52,8 @@ enum Task {
     Crates(crates::Options),
     /// Features of the seed systems in docs/SEED_FEATURES.md: a row for each id, tests that exist
     Features,
+    /// Public types of the crate tidewater: each has an example in its doc comment
+    Examples,
     /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
     Licences,
     /// Line coverage by module from a file in lcov's format, next to the table of docs/TESTING.md
@@ -88,6 +91,7 @@ fn run(task: Task) -> Result<(String, ExitCode)> {
         Task::Lines(options) => lines::run(&root, &options),
         Task::Crates(options) => crates::run(&root, options),
         Task::Features => features::run(&root),
+        Task::Examples => examples::run(&root),
         Task::Licences => licences::run(&root),
         Task::Coverage(options) => coverage::run(&root, &options),
         Task::Quick(options) => quick::run(&root, &options),
