@@ -259,7 +259,9 @@ fn cut(
         what,
     };
     let Some((layout, ranges)) = table.blocks() else {
-        return Err(argument("it is no range table; pull its rows by key".into()));
+        return Err(argument(
+            "it is no range table; pull its rows by key".into(),
+        ));
     };
     let elements = (bytes / layout.element_bytes) as u64;
     let end = first
