@@ -288,7 +288,8 @@ pub const PMI_LINE_BYTES_MAX: usize = 4 << 10;
 pub const GATHER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of a launcher's environment variable. The longest is the host list of a large job.
 pub const LAUNCH_TEXT_BYTES_MAX: usize = 64 << 10;
-/// Maximum hosts that a host list may name. With one process on each host they are a complete job.
+/// Maximum hosts that a host list may name: 66,560, one for each process of the largest launch
+/// ([`LAUNCHED_MAX`]).
 pub const HOSTLIST_HOSTS_MAX: usize = LAUNCHED_MAX as usize;
 /// Maximum bytes read of a token file: 64 hex digits, a newline, and room to detect a longer token.
 pub const TOKEN_FILE_BYTES_MAX: u64 = 128;

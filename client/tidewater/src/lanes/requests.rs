@@ -48,7 +48,8 @@ struct Pending {
     replaced: u64,
 }
 
-/// Event that ends a wait for replies: a reply, a replaced lane, or room.
+/// Event that ends a wait for replies: a reply, a replaced lane, or room for a queued request (a reply slot and
+/// space in the lane's ring).
 enum Found {
     /// The reply of a pending request; its payload is in the buffer.
     Reply(Pending, ReplyHeader),

@@ -30,7 +30,8 @@ pub struct RecordShape {
 }
 
 impl RecordShape {
-    /// Computes the shape of the record with this key. `None` if the table has no such record.
+    /// Computes partition and sizes of a record. `key` is a sparse key, a row index, or the block number of a
+    /// range table. `None` for a row or block past the end of the table; never for a sparse table.
     pub fn of(spec: &TableSpec, key: u64) -> Option<Self> {
         let parts = spec.partitions.max(1);
         let mut steps = 0;

@@ -16,7 +16,8 @@ use tidewater_runtime::clock;
 use super::StoreError;
 use super::memory::ServerMemory;
 
-/// Number of orders that may wait in each queue. One for each table on each applier is the normal case.
+/// Maximum orders for memory that wait in each of the helper thread's two queues, one for each [`Urgency`].
+/// With a full queue the applier makes the memory itself. Normal is one order for each table on each applier.
 const ORDERS_MAX: usize = 1024;
 /// Bytes made present between two readings of the clock: 30 us, or 200 us where pages are slow.
 pub(super) const STEP_BYTES: usize = 64 << 10;

@@ -330,8 +330,9 @@ impl RowWriter {
         Ok(())
     }
 
-    /// Replaces values and optimizer state of a row, for a load of a saved model. Panics if `payload` or
-    /// `state` does not have the length of the table's rows.
+    /// Replaces values and optimizer state of a row, for a load of a saved model. `redo` is the applier's redo
+    /// area, used if the table keeps redo records. `progress` is the lsn of the load's step and the row's index
+    /// in it. Panics if `payload` or `state` does not have the length of the table's rows.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.

@@ -12,8 +12,9 @@ use super::jobs::Job;
 use super::state::{Asker, Coordinator, Purpose, bad};
 
 impl Coordinator {
-    /// Answers an operator's status request: that of the cluster at once, that of a server (`None`) after the
-    /// server has answered. Refused for absent servers.
+    /// Handles an operator's request for the status of a server, or of the cluster if `server` is `None`.
+    /// Returns the cluster's status. For a server it orders the report and returns `Ok(None)`; the answer
+    /// follows by [`Self::server_reported`]. Refuses absent servers, and a second request while one waits.
     pub(super) fn status(
         &mut self,
         asker: Asker,

@@ -202,9 +202,10 @@ fn loom_released_memory_is_void_before_it_is_reused() {
 const LINE: usize = 64;
 
 /// Loom model of a snapshot: `write`, the applier, changes the record and the two one-word buffers that
-/// follow it. A client reads record, buffer and record, and asserts that an accepted value is of the
-/// epoch in front. `from` and `buffers` are the initial record and values. At most two preemptions: the
-/// record is eight words, and three preemptions take ten times as long.
+/// follow it. Epoch `e` is the value `e` in buffer `e % 2`. A client reads the record, the buffer of its
+/// `front` (the newest complete epoch) and the record again. It asserts that an accepted value is `front`.
+/// `from` and `buffers` are the initial record and values. At most two preemptions: the record is eight
+/// words, and three preemptions take ten times as long.
 fn snapshot(from: SnapshotLine, buffers: [u64; 2], write: fn(WordsMut<'_>, WordsMut<'_>)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
