@@ -135,7 +135,7 @@ impl Engine {
         self.left(namespace, moved);
     }
 
-    /// Releases the clocks of a job that [`Engine::hold_clocks`] holds, with a new member if there is one:
+    /// Releases the clocks of a job that `Engine::hold_clocks` holds, with a new member if there is one:
     /// its rank and its first clocks. Frames that waited in their rings are offered again.
     pub fn admit_worker(
         &mut self,
