@@ -31,7 +31,7 @@ mkdir -p "$OUT/reports"
 # A report in a file of its own is found even if a test swallows what its processes print.
 export ASAN_OPTIONS=detect_leaks=0:log_path=$OUT/reports/asan
 export TIDEWATER_SEEDS=15 TIDEWATER_FUZZ_EXECS=2000
-CI_REPORT='' TEST_JOBS=$(nproc) run_test_binaries exclude none >"$OUT/tests.log" 2>&1 || say "some tests failed: $OUT/tests.log"
+CI_REPORT='' xtask test --binaries "$TEST_BINARIES" --show >"$OUT/tests.log" 2>&1 || say "some tests failed: $OUT/tests.log"
 failed=$(failed_tests "$OUT/tests.log" | paste -sd ' ')
 read -r p f i < <(summarize "$OUT/tests.log")
 ((p > 0)) || die "no test passed: $OUT/tests.log"

@@ -49,7 +49,7 @@ run_tests() {
     # %m: one file for each program, to which its processes add. %c: they map the file, so that killed ones count too.
     export LLVM_PROFILE_FILE=$OUT/profiles/%m%c.profraw
     export TIDEWATER_SEEDS=15 TIDEWATER_FUZZ_EXECS=1000
-    CI_REPORT='' TEST_JOBS=${COVERAGE_JOBS:-$(nproc)} run_test_binaries exclude none >"$OUT/tests.log" 2>&1 ||
+    CI_REPORT='' xtask test --binaries "$TEST_BINARIES" --show >"$OUT/tests.log" 2>&1 ||
         say "some tests failed: $OUT/tests.log"
     unset LLVM_PROFILE_FILE
     failed=$(failed_tests "$OUT/tests.log" | paste -sd ' ')

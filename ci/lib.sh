@@ -87,6 +87,12 @@ build_tests() {
     xtask build
 }
 
+# failed_tests LOG...: the names that libtest lists at the end of each program's run.
+failed_tests() {
+    awk '/^failures:$/ { list = 1; next } /^test result/ { list = 0 }
+        list && /^    [^ ]+$/ { print $1 }' < <(cat "$@" 2>/dev/null) | sort -u
+}
+
 # summarize LOG: sums libtest's "test result" lines: passed failed ignored.
 summarize() {
     awk '/^test result: / {
