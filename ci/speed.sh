@@ -10,7 +10,7 @@ for transport in shm tcp; do
     status=0
     only=()
     if [[ ${TIDEWATER_TEST_FULL:-} != 1 ]]; then
-        counts=$(awk -F '"' -v t="^$transport[.]" '/^id *=/ { id = $2 } /^counted = true/ && id ~ t { print id }' \
+        counts=$(awk -F '"' -v t="^${transport}[.]" '/^id *=/ { id = $2 } /^counted = true/ && id ~ t { print id }' \
             bench/targets.toml | paste -sd ,)
         only=(--only "${counts:?no counts of $transport in bench/targets.toml}")
     fi
