@@ -37,7 +37,7 @@ impl Default for YieldBackoff {
 
 impl YieldBackoff {
     /// Yields the core once (a system call). A spinning thread calls it after every [`Self::every`]
-    /// polls, a number that this sets anew: the initial one if another thread used the yield, else twice
+    /// polls, a number that this resets: the initial one if another thread used the yield, else twice
     /// the last.
     pub fn make(&mut self) {
         let before = clock::now();
