@@ -20,6 +20,7 @@ import numpy as np
 
 import tidewater
 import tidewater.data
+from tidewater.metrics import EpochMetrics, Metric
 
 COORDINATOR, TOKEN = sys.argv[1:3]
 _names = itertools.count()
@@ -680,6 +681,35 @@ def test_collective_calls_exchange_arrays():
         return s.all_gather(np.array([s.rank])).ravel().tolist()
 
     assert all_workers(work) == [[0, 1]] * 2
+
+
+def test_metrics_of_all_workers_are_merged():
+    def work(s):
+        share = Metric([0.0, 0.0], np.add, lambda state: state[0] / state[1] if state[1] else None)
+        metrics = EpochMetrics(loss="mean", records="sum", least="min", greatest="max", share=share)
+        empty = metrics.merge(s, 0)["metrics"]
+        assert empty == {"loss": None, "records": 0, "least": None, "greatest": None, "share": None}
+        for epoch in (1, 2):
+            # Means of parts of different sizes: 0 over one row, 1 over two.
+            metrics.add("loss", s.rank, weight=s.rank + 1)
+            metrics.add("records", 10)
+            metrics.add("records", 1)
+            metrics.add("least", 7 - s.rank)
+            metrics.add("greatest", -7 - s.rank)
+            metrics.add("share", [1, 1 + s.rank])
+            raises(ValueError, "not finite", lambda: metrics.add("loss", float("nan")))
+            raises(ValueError, "takes no weight", lambda: metrics.add("records", 1, weight=2))
+            raises(ValueError, "at least 0", lambda: metrics.add("loss", 1, weight=-2))
+            raises(ValueError, "states of 2 numbers, not 1", lambda: metrics.add("share", [1]))
+            raises(KeyError, "no metric is named", lambda: metrics.add("other", 1))
+            line = metrics.merge(s, epoch)
+            assert line["metrics"] == {"loss": 2 / 3, "records": 22, "least": 6, "greatest": -7, "share": 2 / 3}, line
+            assert (line["event"], line["epoch"], line["workers"]) == ("metrics", epoch, 2)
+        other = EpochMetrics(**{f"loss{s.rank}": "mean"})
+        raises(ValueError, f"worker {1 - s.rank} has other metrics", lambda: other.merge(s, 3))
+
+    raises(ValueError, "a metric is one of sum, mean, min, max", lambda: EpochMetrics(loss="median"))
+    all_workers(work)
 
 
 def test_keys_are_stored_listed_and_deleted():

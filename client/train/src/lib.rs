@@ -11,6 +11,7 @@ mod cadence;
 pub mod config;
 mod decay;
 pub mod defaults;
+mod epoch_metrics;
 mod error;
 mod evaluate;
 mod evaluations;
@@ -37,6 +38,9 @@ pub use tidewater_data as data;
 pub use cadence::Cadence;
 pub use config::Config;
 pub use decay::Decay;
+pub use epoch_metrics::{
+    CalculateValue, EpochMetrics, EpochMetricsError, MergeState, MergedMetrics, MetricValue,
+};
 pub use error::{PredictError, TrainError, exit};
 pub use evaluate::{EvaluateConfig, EvaluationReport, Observation, PartCount, Quality, evaluate};
 pub use host::{EpochReport, Host, Outcome, Resumed};

@@ -19,7 +19,7 @@ pickled, as what they were opened with: the copy joins the same job as another w
 
 Session.update and Session.reduce run expressions where the data is. VectorSpace makes vectors that live on the
 servers, and Evaluation lets all workers evaluate a cost and its gradient. tidewater.torch has classes for PyTorch,
-tidewater.data readers of training data.
+tidewater.data readers of training data, tidewater.metrics merges the program's metrics over all workers.
 """
 
 import atexit

@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
+mod epoch_metrics;
 mod files;
 mod kernels;
 mod model;
