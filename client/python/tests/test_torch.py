@@ -306,7 +306,7 @@ def test_wrong_tensors_and_tables_are_named():
         raises(ValueError, "not limited", lambda: Embedding(s, "p", None, 2, padding_idx=-1))
         raises(TypeError, "not copied or pickled", lambda: copy.deepcopy(e))
         ranges = s.table("r", "range", dtype=np.float32, rows=10, cols=2)
-        raises(ValueError, "by ranges, 2 x float32", lambda: Embedding(s, ranges, 10, 2))
+        raises(ValueError, "of kind range, 2 x float32", lambda: Embedding(s, ranges, 10, 2))
         rows = s.table("d", "rows", dtype=np.float64, rows=10, cols=2)
         raises(ValueError, "has 10 rows", lambda: Embedding(s, rows, 11, 2))
         raises(ValueError, "optimizer: options of a new table", lambda: Embedding(s, rows, 10, 2, optimizer=ADAM))

@@ -420,7 +420,7 @@ def _check_table(
         raise ValueError(f'the table "{table.name}" is of another session')
     if table.kind == "range" or table.dtype not in _DTYPES.values() or table.cols != embedding_dim:
         raise ValueError(
-            f'the table "{table.name}" is by {table.kind}, {table.cols} x {table.dtype}; an embedding of dimension '
+            f'the table "{table.name}" is of kind {table.kind}, {table.cols} x {table.dtype}; an embedding of dimension '
             f"{embedding_dim} needs that many columns of float32 or float64, and kind sparse or rows"
         )
     if dtype is not None and _DTYPES.get(dtype) != table.dtype:
