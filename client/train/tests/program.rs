@@ -605,14 +605,17 @@ fn names(folder: &Path, prefix: &str) -> Vec<String> {
     names
 }
 
+/// Parts of the predictions of [`killed_worker_leaves_each_line_once`].
+const PARTS: usize = 40;
+
 /// Three workers predict 40 parts; one is killed while it writes one. The others complete its parts: each record has
 /// one line, in its order. Under a policy that ends the job, the files that are there are complete, and a second run
-/// completes the rest.
+/// completes the rest. One kill under each policy, 25 with `--full`, after 2 to 14 parts.
 #[test]
 fn killed_worker_leaves_each_line_once() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let predict = "predict --load model --data records --parts 40";
+    let predict = format!("predict --load model --data records --parts {PARTS}");
     for line in [
         "generate --rows 1000 --features 300 --out train",
         "generate --rows 30000 --first 1000 --features 300 --out records",
@@ -624,43 +627,61 @@ fn killed_worker_leaves_each_line_once() {
     }
     let expected = std::fs::read_to_string(dir.join("alone.txt")).unwrap();
     assert_eq!(expected.lines().count(), 30_000);
-    for on_lost in [LostWorker::GoOn, LostWorker::FailJob] {
-        let goes_on = on_lost == LostWorker::GoOn;
-        let name = if goes_on { "go-on" } else { "fail" };
-        let (out, merged) = (dir.join(name), dir.join(format!("{name}.txt")));
-        let line = format!("{predict} --out {name} --merge {name}.txt");
-        let mut jobs = Jobs::new(dir, 3, on_lost);
-        let workers = [0, 1, 2].map(|rank| jobs.start(dir, Some(rank), &line));
-        let own = format!(".1.{}", jobs.children[workers[1]].id());
-        until("part that worker 1 writes", || {
-            let writes = names(&out, ".part-");
-            let writes = writes.iter().any(|name| name.ends_with(&own));
-            (names(&out, "part-").len() > 2 && writes).then_some(())
-        });
-        jobs.children[workers[1]].kill().unwrap();
-        let complete = names(&out, "part-").len();
-        assert!(complete < 40, "it was killed after the last part");
-        for worker in [workers[0], workers[2]] {
-            assert_eq!(jobs.succeeds(worker), goes_on);
+    let rounds = match std::env::var_os("TIDEWATER_TEST_FULL") {
+        Some(_) => 25,
+        None => 1,
+    };
+    for round in 0..rounds {
+        for on_lost in [LostWorker::GoOn, LostWorker::FailJob] {
+            predict_over_a_kill(dir, &predict, on_lost, round, &expected);
         }
-        drop(jobs);
-        if !goes_on {
-            let parts = names(&out, "part-");
-            assert!((1..40).contains(&parts.len()), "{}", parts.len());
-            for part in parts {
-                let found = std::fs::read(out.join(&part)).unwrap();
-                let due = std::fs::read(dir.join("alone").join(&part)).unwrap();
-                assert!(found == due, "{part} is not complete");
-            }
-            assert_eq!(run(dir, &line).0, Some(0));
-        }
-        assert!(
-            std::fs::read_to_string(&merged).unwrap() == expected,
-            "{name}"
-        );
-        assert_eq!(names(&out, ".part-"), Vec::<String>::new());
-        assert_eq!(names(&out, "part-").len(), 40);
     }
+}
+
+/// Predicts with three workers, of which one is killed after 2 to 14 parts, as the round says.
+fn predict_over_a_kill(
+    dir: &Path,
+    predict: &str,
+    on_lost: LostWorker,
+    round: usize,
+    expected: &str,
+) {
+    let after = 2 + round * 7 % 13;
+    let goes_on = on_lost == LostWorker::GoOn;
+    let name = format!("{}-{round}", if goes_on { "go-on" } else { "fail" });
+    let (out, merged) = (dir.join(&name), dir.join(format!("{name}.txt")));
+    let line = format!("{predict} --out {name} --merge {name}.txt");
+    let mut jobs = Jobs::new(dir, 3, on_lost);
+    let workers = [0, 1, 2].map(|rank| jobs.start(dir, Some(rank), &line));
+    let own = format!(".1.{}", jobs.children[workers[1]].id());
+    until("part that worker 1 writes", || {
+        let writes = names(&out, ".part-");
+        let writes = writes.iter().any(|name| name.ends_with(&own));
+        (names(&out, "part-").len() > after && writes).then_some(())
+    });
+    jobs.children[workers[1]].kill().unwrap();
+    let complete = names(&out, "part-").len();
+    assert!(complete < PARTS, "it was killed after the last part");
+    for worker in [workers[0], workers[2]] {
+        assert_eq!(jobs.succeeds(worker), goes_on);
+    }
+    drop(jobs);
+    if !goes_on {
+        let parts = names(&out, "part-");
+        assert!((1..PARTS).contains(&parts.len()), "{}", parts.len());
+        for part in parts {
+            let found = std::fs::read(out.join(&part)).unwrap();
+            let due = std::fs::read(dir.join("alone").join(&part)).unwrap();
+            assert!(found == due, "{part} is not complete");
+        }
+        assert_eq!(run(dir, &line).0, Some(0));
+    }
+    assert!(
+        std::fs::read_to_string(&merged).unwrap() == expected,
+        "{name}"
+    );
+    assert_eq!(names(&out, ".part-"), Vec::<String>::new());
+    assert_eq!(names(&out, "part-").len(), PARTS);
 }
 
 /// An operator stops a training: its workers end at one step with the model saved, and a wait returns with it. Both
