@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "vectors/matrix.rs"]
+mod matrix;
+
 use tidewater::{ClientError, Expression, Init, Job, JoinOptions, SyncMode};
 use tidewater_vectors::{Evaluation, Vector, VectorSpace, VectorUsage};
 

@@ -18,9 +18,15 @@ const MUTANTS: &str = "docs/TESTING.md";
 const PRIORITIES: [&str; 3] = ["P0", "P1", "P2"];
 
 /// Ids that have a row: letter and numbers.
-const IDS: [(char, RangeInclusive<u32>); 17] = [
+const IDS: [(char, RangeInclusive<u32>); 23] = [
+    ('A', 1..=3),
+    ('A', 5..=7),
+    ('A', 9..=10),
+    ('A', 12..=13),
+    ('A', 17..=17),
     ('A', 24..=24),
-    ('A', 36..=36),
+    ('A', 30..=30),
+    ('A', 33..=36),
     ('A', 46..=59),
     ('B', 3..=21),
     ('C', 18..=20),

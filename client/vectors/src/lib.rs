@@ -35,6 +35,7 @@ mod argmin;
 mod evaluation;
 mod float;
 mod indices;
+pub mod matrix;
 mod operations;
 mod space;
 
