@@ -1210,8 +1210,9 @@ tw_status tw_flush(tw_session *session);
 // Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
 // `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
 // up to 1 MiB each. In a job of open size they are its members at the call (tw_collective_ranks), and `all` may
-// have more room. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
-// differ; TW_ERR_LOST, with the ranks, if workers have left.
+// have more room. With too little, TW_ERR_ARGUMENT names their number; repeated with the same values and more
+// room, the call writes what was exchanged, and the others do not call again. No clock moves. TW_ERR_ARGUMENT,
+// with ranks and lengths, at every worker if the calls differ; TW_ERR_LOST, with the ranks, if workers have left.
 tw_status tw_all_gather(tw_session *session,
                         const void *values,
                         size_t elements,

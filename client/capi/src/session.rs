@@ -131,6 +131,7 @@ impl tw_session {
             buffers: Handles::new(Kind::Buffer, random),
             calls: Handles::new(Kind::Call, random),
             queues: Handles::new(Kind::Queue, random),
+            gathered: None,
             walltime: None,
             timeout,
         }));

@@ -12,8 +12,9 @@ use crate::values;
 /// Gives `elements` values of type `dtype` to all workers, and writes those of all to `all`, in rank order.
 /// `all` has room for `all_elements`: workers x elements. All workers call it, with equally many elements,
 /// up to 1 MiB each. In a job of open size they are its members at the call (tw_collective_ranks), and `all` may
-/// have more room. No clock moves. TW_ERR_ARGUMENT, with ranks and lengths, at every worker if the calls
-/// differ; TW_ERR_LOST, with the ranks, if workers have left.
+/// have more room. With too little, TW_ERR_ARGUMENT names their number; repeated with the same values and more
+/// room, the call writes what was exchanged, and the others do not call again. No clock moves. TW_ERR_ARGUMENT,
+/// with ranks and lengths, at every worker if the calls differ; TW_ERR_LOST, with the ranks, if workers have left.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_all_gather(
     session: *mut tw_session,
@@ -37,7 +38,7 @@ pub unsafe extern "C" fn tw_all_gather(
         let values = unsafe { raw::values(values, elements, dtype) }?;
         // SAFETY: the contract of the module, and it does not overlap the values.
         let all = unsafe { raw::values_mut(all, all_elements, dtype) }?;
-        session.with(|open| values::all_gather(&mut open.client, values, all))
+        session.with(|open| values::all_gather(open, values, all))
     })
 }
 
@@ -83,7 +84,10 @@ pub unsafe extern "C" fn tw_all_reduce(
         let reduce = convert::reduce(reduce)?;
         // SAFETY: the contract of the module.
         let values = unsafe { raw::values_mut(values, elements, dtype) }?;
-        session.with(|open| values::all_reduce(&mut open.client, values, reduce))
+        session.with(|open| {
+            open.gathered = None;
+            values::all_reduce(&mut open.client, values, reduce)
+        })
     })
 }
 
@@ -103,6 +107,9 @@ pub unsafe extern "C" fn tw_broadcast(
         let dtype = convert::dtype(dtype)?;
         // SAFETY: the contract of the module.
         let values = unsafe { raw::values_mut(values, elements, dtype) }?;
-        session.with(|open| values::broadcast(&mut open.client, root, values))
+        session.with(|open| {
+            open.gathered = None;
+            values::broadcast(&mut open.client, root, values)
+        })
     })
 }

@@ -108,6 +108,49 @@ fn members_of_open_jobs_exchange_values() {
     free(session);
 }
 
+/// A worker that had too little room gets the values by the same call with more room, for which no other worker calls
+/// again.
+#[test]
+fn exchanged_values_wait_for_room() {
+    let rig = Rig::new(0);
+    let opened = std::sync::Barrier::new(2);
+    let work = |rank: u32| {
+        let session = rig.open(&tw_session_options {
+            has_rank: 1,
+            rank,
+            ..rig.options()
+        });
+        opened.wait();
+        let (mine, mut all, mut most) = ([f64::from(rank) + 0.5], [0.0; 3], [f64::from(rank)]);
+        // SAFETY: the session is open; the arrays have as many elements as the calls say.
+        unsafe {
+            let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+            if rank == 0 {
+                let small = tw_all_gather(session, from, 1, F64, to, 1);
+                fails(small, TW_ERR_ARGUMENT, "room for 1 elements; 2 workers");
+            }
+            ok(tw_all_gather(session, from, 1, F64, to, 3));
+            assert_eq!(all, [0.5, 1.5, 0.0]);
+            ok(tw_all_reduce(
+                session,
+                most.as_mut_ptr().cast(),
+                1,
+                F64,
+                MAX,
+            ));
+            assert_eq!(most, [1.0]);
+            ok(tw_finish(session));
+        }
+        free(session);
+    };
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let work = &work;
+            scope.spawn(move || work(rank));
+        }
+    });
+}
+
 #[test]
 fn wrong_arguments_of_collectives_are_refused() {
     let rig = Rig::new(1);
