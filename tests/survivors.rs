@@ -5,6 +5,8 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
+#[path = "survivors/feed.rs"]
+mod feed;
 #[path = "survivors/members.rs"]
 mod members;
 #[path = "survivors/open.rs"]

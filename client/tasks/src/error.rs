@@ -72,6 +72,54 @@ pub enum TaskError {
         /// The first one, with the reason of its last failure.
         first: Box<LeftOut>,
     },
+    /// Single records of files are to be shuffled.
+    #[error(
+        "queue \"{queue}\": records of files are read from the start of their task, so that single ones cannot be \
+         shuffled; shuffle small tasks (`shuffled`), or open a number of records with `Tasks::count` and read them \
+         by number"
+    )]
+    ShuffledSource {
+        /// Name of the queue.
+        queue: String,
+    },
+    /// The records of a task have no numbers: its range is in bytes.
+    #[error(
+        "task {number} is the bytes [{first}, {end}) of {path:?}, and its records have no numbers; read them with \
+         `rows` or `records`"
+    )]
+    NoNumbers {
+        /// Number of the task.
+        number: u64,
+        /// First byte.
+        first: u64,
+        /// End of the bytes.
+        end: u64,
+        /// Path of the file.
+        path: PathBuf,
+    },
+    /// A record feed over a queue with exactly-once delivery.
+    #[error(
+        "queue \"{queue}\": a batch of a record feed may be of several tasks, and with `Delivery::ExactlyOnce` pushes \
+         belong to one; open the queue with `Delivery::AtLeastOnce`, or take its tasks with `Tasks::next`"
+    )]
+    FeedDelivery {
+        /// Name of the queue.
+        queue: String,
+    },
+    /// More records are reported as done than a record feed has given and not seen reported.
+    #[error("{count} records are reported as done, and {read} are read and not reported yet")]
+    NotRead {
+        /// Number of records in the report.
+        count: u64,
+        /// Number of records that are read and not reported.
+        read: u64,
+    },
+    /// A record of a program's own [`TaskRecords`](crate::TaskRecords) cannot be read.
+    #[error("a record cannot be read: {source}")]
+    Record {
+        /// Cause of the program.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The coordinator answers with something else.
     #[error("the coordinator answers {operation} with something else; is it of another release?")]
     Protocol {

@@ -41,11 +41,22 @@
 //! With [`Delivery::AtLeastOnce`] pushes take effect on arrival, and all calls are allowed. A task of a worker
 //! that was lost is given again in full, so that some of its pushes may count twice.
 
+//!
+//! # Batches over several tasks
+//! [`Tasks::next`] gives one task after another. A [`RecordFeed`] gives their records one after another, takes the next
+//! task ahead of time, and reports tasks by the number of records that are done, so that a batch may be of several
+//! tasks. It needs [`Delivery::AtLeastOnce`].
+
 mod error;
+mod feed;
+mod numbers;
 mod options;
+mod permutation;
 mod tasks;
 
 pub use error::TaskError;
+pub use feed::{Next, RecordFeed, TaskRecords};
+pub use numbers::RecordNumbers;
 pub use options::{Delivery, QueueOptions};
 pub use tasks::{CurrentTask, Tasks};
 pub use tidewater_protocol::wire::control::{LeftOut, QueueCounters, QueueStatus, TaskKind};

@@ -47,6 +47,8 @@ impl QueueOptions {
                 losses_max: 3,
                 held_max: 0,
                 steps_max: 0,
+                records: None,
+                record_seed: None,
             },
             delivery: Delivery::ExactlyOnce,
             ticks: None,
@@ -80,6 +82,44 @@ impl QueueOptions {
     #[must_use]
     pub const fn shuffled(mut self, seed: u64) -> Self {
         self.spec.seed = Some(seed);
+        self
+    }
+
+    /// Gives the records of each pass in an order of its own, which is a function of this seed and their number: a
+    /// task stands for records from all of the data, which [`CurrentTask::record_numbers`] lists. For data that the
+    /// program reads by record number, [`Tasks::count`]; [`Tasks::open`] refuses it.
+    ///
+    /// [`CurrentTask::record_numbers`]: crate::CurrentTask::record_numbers
+    /// [`Tasks::count`]: crate::Tasks::count
+    /// [`Tasks::open`]: crate::Tasks::open
+    ///
+    /// ```
+    /// use tidewater::{JoinOptions, SyncMode};
+    /// use tidewater_tasks::{QueueOptions, Tasks};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client(SyncMode::Asp)?;
+    /// let images = [9u8, 8, 7, 6, 5];
+    /// let options = QueueOptions::new("images", 2).shuffled_records(7);
+    /// let mut tasks = Tasks::count(&mut client, images.len() as u64, &options)?;
+    /// let mut seen = Vec::new();
+    /// while let Some(task) = tasks.next(&mut client)? {
+    ///     let numbers = task.record_numbers()?;
+    ///     seen.extend(numbers.map(|number| images[number as usize]));
+    ///     let records = task.shard().size();
+    ///     tasks.done(&mut client, task, records)?;
+    /// }
+    /// assert_ne!(seen, images);
+    /// seen.sort();
+    /// assert_eq!(seen, [5, 6, 7, 8, 9]);
+    /// # client.finish()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn shuffled_records(mut self, seed: u64) -> Self {
+        self.spec.record_seed = Some(seed);
         self
     }
 

@@ -10,7 +10,9 @@ use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_protocol::wire::control::{QueueStatus, Task, TaskKind, TaskShard, TaskUnit};
 
 use crate::error::TaskError;
+use crate::numbers::RecordNumbers;
 use crate::options::{Delivery, QueueOptions};
+use crate::permutation::Permutation;
 
 /// Time for which the coordinator keeps a request for a task. It is then asked again, so that the end of the job
 /// is noticed.
@@ -49,6 +51,19 @@ struct Finished {
 pub struct CurrentTask {
     task: Task,
     source: Option<Arc<dyn DataSource>>,
+    /// Number and seed of the records, if single ones are shuffled.
+    shuffle: Option<(u64, u64)>,
+}
+
+/// Answer to a request for a task.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// The task that this worker has from now on.
+    Task(CurrentTask),
+    /// Other workers have the last tasks, or this one has as many as it may.
+    Wait,
+    /// No task will follow.
+    Over,
 }
 
 impl Tasks {
@@ -58,20 +73,27 @@ impl Tasks {
     ///
     /// # Errors
     /// The coordinator's refusal: another definition, too many tasks or queues. [`TaskError::Path`].
+    /// [`TaskError::ShuffledSource`] with [`QueueOptions::shuffled_records`].
     pub fn open(
         client: &mut Client,
         source: Arc<dyn DataSource>,
         options: &QueueOptions,
     ) -> Result<Self, TaskError> {
+        if options.spec.record_seed.is_some() {
+            return Err(TaskError::ShuffledSource {
+                queue: options.spec.name.clone(),
+            });
+        }
         let shards = source.shards().iter().map(task_shard);
         let shards: Result<Vec<TaskShard>, TaskError> = shards.collect();
         Self::open_with(client, Some(source), shards?, options)
     }
 
-    /// Opens a queue over a number of records that the program reads itself: a task is a range of them.
+    /// Opens a queue over a number of records that the program reads itself: a task is a range of them, or, with
+    /// [`QueueOptions::shuffled_records`], as many records drawn from all. All workers give the same number.
     ///
     /// # Errors
-    /// As [`Tasks::open`].
+    /// The coordinator's refusal: another definition or number of records, too many tasks or queues.
     pub fn count(
         client: &mut Client,
         records: u64,
@@ -83,7 +105,9 @@ impl Tasks {
             end: records,
             unit: TaskUnit::Records,
         };
-        Self::open_with(client, None, vec![shard], options)
+        let mut options = options.clone();
+        options.spec.records = Some(records);
+        Self::open_with(client, None, vec![shard], &options)
     }
 
     fn open_with(
@@ -130,6 +154,22 @@ impl Tasks {
         if open.is_some() && open != self.current {
             return Err(TaskError::OtherTask { queue: self.name() });
         }
+        self.settle(client)?;
+        if self.is_exact() && !self.is_over {
+            // Before a task is taken, which would fail for a push that is not of it.
+            client.flush()?;
+        }
+        loop {
+            match self.take(client, self.kept())? {
+                Taken::Task(task) => return self.begin(client, task).map(Some),
+                Taken::Wait => self.tick(client)?,
+                Taken::Over => return Ok(None),
+            }
+        }
+    }
+
+    /// Repeats the report that was not answered, and reports the task that was taken before as failed.
+    pub(crate) fn settle(&mut self, client: &mut Client) -> Result<(), TaskError> {
         if let Some(finished) = self.reported {
             // Whether it counts was for the call that got no answer.
             self.report_done(client, finished)?;
@@ -138,60 +178,80 @@ impl Tasks {
         if let Some(delivery) = self.current {
             self.report_failed(client, delivery, "the worker took the next task instead")?;
         }
-        if self.is_exact() && !self.is_over {
-            // Before a task is taken, which would fail for a push that is not of it.
-            client.flush()?;
+        Ok(())
+    }
+
+    /// Time for which the coordinator keeps a request of this worker.
+    pub(crate) const fn kept(&self) -> Duration {
+        match self.options.ticks {
+            Some(_) => KEPT_TICKING,
+            None => KEPT,
         }
-        while !self.is_over {
-            let kept = match self.options.ticks {
-                Some(_) => KEPT_TICKING,
-                None => KEPT,
-            };
-            let request = TaskRequest::Take {
-                queue: self.queue,
-                wait_ms: kept.as_millis() as u64,
-            };
-            match client.request_task(request, kept + ANSWER)? {
-                TaskAnswer::Task(task) => return self.begin(client, task).map(Some),
-                TaskAnswer::Wait => self.tick(client)?,
-                TaskAnswer::Over(status) => {
-                    self.is_over = true;
-                    self.check_left_out(status)?;
-                }
-                _ => return Err(protocol("take a task")),
+    }
+
+    /// Asks for a task, which the coordinator answers within `kept`. [`TaskError::LeftOut`], once, at the end.
+    pub(crate) fn take(&mut self, client: &mut Client, kept: Duration) -> Result<Taken, TaskError> {
+        if self.is_over {
+            return Ok(Taken::Over);
+        }
+        let request = TaskRequest::Take {
+            queue: self.queue,
+            wait_ms: kept.as_millis() as u64,
+        };
+        match client.request_task(request, kept + ANSWER)? {
+            TaskAnswer::Task(task) => {
+                let spec = &self.options.spec;
+                Ok(Taken::Task(CurrentTask {
+                    task,
+                    source: self.source.clone(),
+                    shuffle: spec.records.zip(spec.record_seed),
+                }))
             }
+            TaskAnswer::Wait => Ok(Taken::Wait),
+            TaskAnswer::Over(status) => {
+                self.is_over = true;
+                self.check_left_out(status)?;
+                Ok(Taken::Over)
+            }
+            _ => Err(protocol("take a task")),
         }
-        Ok(None)
     }
 
-    fn begin(&mut self, client: &mut Client, task: Task) -> Result<CurrentTask, TaskError> {
+    fn begin(&mut self, client: &mut Client, task: CurrentTask) -> Result<CurrentTask, TaskError> {
+        let (delivery, kind) = (task.delivery(), task.kind());
         // Also if it cannot be opened: the next call reports it as failed then.
-        self.current = Some(task.delivery);
-        if self.is_exact() && has_pushes(task.kind) {
-            client.begin_task(task.delivery)?;
+        self.current = Some(delivery);
+        if self.is_exact() && has_pushes(kind) {
+            client.begin_task(delivery)?;
         }
-        Ok(CurrentTask {
-            task,
-            source: self.source.clone(),
-        })
+        Ok(task)
     }
 
-    fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.options.delivery == Delivery::ExactlyOnce
     }
 
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.options.spec.name.clone()
     }
 
-    fn check_client(&self, client: &Client) -> Result<(), TaskError> {
+    pub(crate) fn check_client(&self, client: &Client) -> Result<(), TaskError> {
         match client.number() == self.client {
             true => Ok(()),
             false => Err(TaskError::OtherClient { queue: self.name() }),
         }
     }
 
-    fn tick(&self, client: &mut Client) -> Result<(), TaskError> {
+    /// Refuses a client with a task of another queue, which would have the pushes.
+    pub(crate) fn check_no_task(&self, client: &Client) -> Result<(), TaskError> {
+        match client.open_task() {
+            None => Ok(()),
+            Some(_) => Err(TaskError::OtherTask { queue: self.name() }),
+        }
+    }
+
+    /// Ends an iteration if the options say so.
+    pub(crate) fn tick(&self, client: &mut Client) -> Result<(), TaskError> {
         match self.options.ticks {
             Some(domain) => Ok(client.tick_domain(domain)?),
             None => Ok(()),
@@ -256,6 +316,23 @@ impl Tasks {
         Ok(counted)
     }
 
+    /// Reports a task of a feed as finished: its pushes have taken effect. Returns whether it counts.
+    pub(crate) fn report_read(
+        &mut self,
+        client: &mut Client,
+        delivery: u64,
+        records: u64,
+    ) -> Result<bool, TaskError> {
+        let finished = Finished {
+            delivery,
+            records,
+            pushed: false,
+        };
+        let counted = self.report_done(client, finished)?;
+        self.tick(client)?;
+        Ok(counted)
+    }
+
     /// Reports a finished task, and drops its pushes if it does not count. Of a repeated report the answer may be
     /// that it does not count although the first one did: its pushes are applied then, and nothing is left to drop.
     fn report_done(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
@@ -310,6 +387,16 @@ impl Tasks {
             true => client.drop_task(delivery)?,
             false => forget_refusals(client)?,
         }
+        self.send_failed(client, delivery, reason)
+    }
+
+    /// Reports a task as failed, whatever became of its pushes.
+    pub(crate) fn send_failed(
+        &mut self,
+        client: &mut Client,
+        delivery: u64,
+        reason: &str,
+    ) -> Result<(), TaskError> {
         let request = TaskRequest::Failed {
             queue: self.queue,
             delivery,
@@ -339,6 +426,14 @@ impl Tasks {
 }
 
 impl CurrentTask {
+    pub(crate) const fn delivery(&self) -> u64 {
+        self.task.delivery
+    }
+
+    pub(crate) const fn has_records(&self) -> bool {
+        has_records(self.task.kind)
+    }
+
     /// Kind of the task.
     pub const fn kind(&self) -> TaskKind {
         self.task.kind
@@ -359,7 +454,9 @@ impl CurrentTask {
         self.task.failures
     }
 
-    /// The records of the task, for a program that reads them itself.
+    /// The range of the task. For a program that reads the records itself, these are record numbers; with
+    /// [`QueueOptions::shuffled_records`] they are positions in the order of the pass, and
+    /// [`CurrentTask::record_numbers`] has the numbers.
     pub fn shard(&self) -> Shard {
         let shard = &self.task.shard;
         Shard {
@@ -390,12 +487,46 @@ impl CurrentTask {
         Ok(self.source()?.open(&self.shard())?)
     }
 
-    fn source(&self) -> Result<&Arc<dyn DataSource>, TaskError> {
-        let source = self.source.as_ref().filter(|_| has_records(self.task.kind));
-        source.ok_or(TaskError::NoRecords {
+    /// The numbers of the task's records: its range, or, with [`QueueOptions::shuffled_records`], the records at
+    /// these positions of the pass. All tasks of a pass together have each number below the number of records once.
+    /// A task that is given again has the same numbers. Cost of a shuffled number: some 50 mixing steps; no memory.
+    ///
+    /// # Errors
+    /// [`TaskError::NoRecords`]; [`TaskError::NoNumbers`] for files that are divided by bytes.
+    pub fn record_numbers(&self) -> Result<RecordNumbers, TaskError> {
+        let (number, shard) = (self.task.number, &self.task.shard);
+        if !self.has_records() {
+            return Err(self.no_records());
+        }
+        if shard.unit != TaskUnit::Records {
+            return Err(TaskError::NoNumbers {
+                number,
+                first: shard.first,
+                end: shard.end,
+                path: PathBuf::from(&shard.path),
+            });
+        }
+        let positions = shard.first..shard.end;
+        match self.shuffle {
+            None => Ok(RecordNumbers::new(positions, None)),
+            Some((records, seed)) if shard.end <= records => {
+                let order = Permutation::new(records, seed, self.task.epoch);
+                Ok(RecordNumbers::new(positions, Some(order)))
+            }
+            Some(_) => Err(protocol("take a task")),
+        }
+    }
+
+    const fn no_records(&self) -> TaskError {
+        TaskError::NoRecords {
             number: self.task.number,
             kind: name(self.task.kind),
-        })
+        }
+    }
+
+    fn source(&self) -> Result<&Arc<dyn DataSource>, TaskError> {
+        let source = self.source.as_ref().filter(|_| has_records(self.task.kind));
+        source.ok_or_else(|| self.no_records())
     }
 }
 
@@ -444,7 +575,7 @@ fn shown(reason: &str) -> String {
 }
 
 /// Waits for all pushes, and forgets the refusals of those of a failed task: they are not those of the next one.
-fn forget_refusals(client: &mut Client) -> Result<(), ClientError> {
+pub(crate) fn forget_refusals(client: &mut Client) -> Result<(), ClientError> {
     loop {
         match client.flush() {
             Err(ClientError::Rejected { .. } | ClientError::RejectForgotten { .. }) => {}
@@ -464,6 +595,7 @@ impl TaskError {
         matches!(
             self,
             Self::Data(_)
+                | Self::Record { .. }
                 | Self::Client(ClientError::Argument { .. } | ClientError::Rejected { .. })
         )
     }

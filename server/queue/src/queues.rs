@@ -175,6 +175,8 @@ fn difference(a: &QueueSpec, b: &QueueSpec) -> Option<&'static str> {
         ("seed", a.seed == b.seed),
         ("list of final tasks", a.finals == b.finals),
         ("limit of steps", a.steps_max == b.steps_max),
+        ("number of records", a.records == b.records),
+        ("seed of its records", a.record_seed == b.record_seed),
     ];
     let others = ("limit of failures, losses, held tasks or times", a == b);
     let mut fields = fields.into_iter().chain([others]);

@@ -25,6 +25,8 @@ fn spec(task_size: u64) -> QueueSpec {
         losses_max: 1000,
         held_max: 0,
         steps_max: 0,
+        records: None,
+        record_seed: None,
     }
 }
 

@@ -336,6 +336,10 @@ mutants! {
     RecoveryCostsTry = "recovery-costs-try";
     /// A task that each of its workers is lost with is given again without end.
     DeadlyTaskForEver = "deadly-task-for-ever";
+    /// A record feed reports a task when all of its records but the last one are done.
+    FeedReportsEarly = "feed-reports-early";
+    /// A record number beyond the data is divided by the number of records, instead of permuted again.
+    RecordDrawnTwice = "record-drawn-twice";
     /// Pushes of a task take effect on arrival.
     TaskPushesAtOnce = "task-pushes-at-once";
     /// Servers keep the pushes of a lost worker's tasks, and apply them.

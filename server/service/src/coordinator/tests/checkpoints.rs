@@ -404,6 +404,8 @@ fn jobs_with_checkpoints_have_no_queues() {
         losses_max: 3,
         held_max: 0,
         steps_max: 0,
+        records: None,
+        record_seed: None,
     };
     let shards = Some(Vec::new());
     rig.ask(worker, 3, Ask::Tasks(TaskRequest::Open { spec, shards }));

@@ -26,6 +26,8 @@ fn spec() -> QueueSpec {
         losses_max: 3,
         held_max: 0,
         steps_max: 0,
+        records: None,
+        record_seed: None,
     }
 }
 

@@ -821,6 +821,8 @@ pub(super) fn queue_spec() -> QueueSpec {
         losses_max: 3,
         held_max: 4,
         steps_max: 1_000,
+        records: None,
+        record_seed: None,
     }
 }
 

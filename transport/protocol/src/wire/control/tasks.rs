@@ -84,6 +84,12 @@ pub struct QueueSpec {
     pub held_max: u32,
     /// Number of finished tasks with records after which the queue hands out no other one; 0: without limit.
     pub steps_max: u64,
+    /// Number of records of data that the program reads itself; `None`: the shards are of a source. The only shard
+    /// of such a queue is the records from 0 to this number.
+    pub records: Option<u64>,
+    /// Seed of the order of single records in each pass, of a queue with `records`: the shards of tasks are then
+    /// positions in this order. `None`: they are record numbers.
+    pub record_seed: Option<u64>,
 }
 
 /// Delivery of a task to a worker: which records, in which pass, and under which delivery number.
@@ -274,7 +280,24 @@ impl QueueSpec {
         if self.task_size == 0 || self.failures_max == 0 || self.losses_max == 0 {
             return wrong("has tasks of size 0, or no tries");
         }
+        if self.record_seed.is_some() && self.records.is_none() {
+            return wrong("shuffles single records without their number");
+        }
         Ok(())
+    }
+
+    /// Checks that a queue over a number of records has them as its only shard.
+    fn validate_shards(&self, shards: &[TaskShard]) -> Result<(), WireError> {
+        let Some(records) = self.records else {
+            return Ok(());
+        };
+        match shards {
+            [one] if (one.first, one.end, one.unit) == (0, records, TaskUnit::Records) => Ok(()),
+            _ => Err(WireError::Malformed {
+                what: "shards of a queue",
+                why: "are not the number of records of its definition",
+            }),
+        }
     }
 }
 
@@ -300,7 +323,10 @@ impl TaskRequest {
         match self {
             Self::Open { spec, shards } => {
                 spec.validate()?;
-                let shards = shards.as_deref().unwrap_or_default();
+                let Some(shards) = shards.as_deref() else {
+                    return Ok(());
+                };
+                spec.validate_shards(shards)?;
                 at_most(
                     "shards of a queue",
                     shards.len() as u64,

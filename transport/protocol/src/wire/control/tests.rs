@@ -528,6 +528,16 @@ fn task_queues_out_of_limits_refused() {
     assert!(check(&|spec, _| spec.finals = vec![TaskKind::End; 9]).is_err());
     assert!(check(&|_, shard| shard.end = 0).is_err());
     assert!(check(&|_, shard| shard.path = "a\nb".into()).is_err());
+    let counted = |records, end: u64, seed| {
+        check(&|spec: &mut QueueSpec, shard: &mut TaskShard| {
+            (spec.records, spec.record_seed) = (records, seed);
+            (shard.first, shard.end, shard.unit) = (0, end, TaskUnit::Records);
+        })
+    };
+    assert!(counted(Some(9), 9, Some(1)).is_ok());
+    assert!(counted(Some(9), 9, None).is_ok());
+    assert!(counted(Some(9), 10, Some(1)).is_err());
+    assert!(counted(None, 9, Some(1)).is_err());
     let shards = Some(vec![task().shard; 8_193]);
     let spec = queue_spec();
     let many = CoordinatorRequest::Tasks(TaskRequest::Open { spec, shards });

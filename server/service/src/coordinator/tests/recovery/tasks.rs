@@ -30,6 +30,8 @@ fn open(tasks: u64) -> TaskRequest {
         losses_max: 100,
         held_max: 0,
         steps_max: 0,
+        records: None,
+        record_seed: None,
     };
     let shard = TaskShard {
         path: "data".into(),
