@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tidewater_data::{
-    DataError, DataSource as _, FileSource, LabelMap, ReadOptions, Records, RowReader, Shard,
+    DataError, DataSource as _, FileSource, LabelMap, ReadOptions, Records, Row, RowReader, Shard,
 };
 
 /// Files of the system are `OSError`, all others `ValueError`.
@@ -70,21 +70,25 @@ pub(crate) struct Columns {
 
 /// Reads the next rows, at most `rows`.
 pub(crate) fn read_rows(reader: &mut RowReader, rows: usize) -> Result<Columns, DataError> {
-    let mut read = Columns {
-        starts: vec![0],
-        ..Columns::default()
-    };
-    while read.labels.len() < rows && reader.advance()? {
-        let row = reader.row();
-        read.labels.push(row.label);
-        read.keys.extend_from_slice(row.keys);
-        read.values.extend_from_slice(row.values);
-        read.starts.push(read.keys.len() as i64);
+    let mut read = Columns::default();
+    while read.rows() < rows && reader.advance()? {
+        read.push(reader.row());
     }
     Ok(read)
 }
 
 impl Columns {
+    /// Adds a row.
+    pub(crate) fn push(&mut self, row: Row<'_>) {
+        if self.starts.is_empty() {
+            self.starts.push(0);
+        }
+        self.labels.push(row.label);
+        self.keys.extend_from_slice(row.keys);
+        self.values.extend_from_slice(row.values);
+        self.starts.push(self.keys.len() as i64);
+    }
+
     /// Number of rows.
     pub(crate) const fn rows(&self) -> usize {
         self.labels.len()

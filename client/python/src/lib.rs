@@ -61,5 +61,6 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::RowCursor>()?;
     module.add_class::<data::RecordCursor>()?;
     module.add_class::<tasks::TaskQueue>()?;
+    module.add_class::<tasks::TaskFeed>()?;
     Ok(())
 }

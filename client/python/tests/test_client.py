@@ -86,6 +86,40 @@ def test_tasks_count_each_record_once():
         assert status["records"] == 240 and status["failures"] == 1 and not status["reasons"], status
 
 
+def test_feed_has_batches_over_tasks():
+    with session() as s:
+        finals = []
+        options = dict(batch=7, exactly_once=False, finals=["end"])
+        tasks = tidewater.data.tasks(s, _task_files(), "rows", 100, **options)
+        raises(ValueError, "give `final`", lambda: tidewater.data.feed(tasks))
+        feed = tidewater.data.feed(tasks, finals.append)
+        sizes = [len(batch.labels) for batch in feed]
+        assert sum(sizes) == 120 and sizes.count(7) == 17 and finals == ["end"], (sizes, finals)
+        assert feed.status()["records"] == 120
+        exact = tidewater.data.tasks(s, _task_files(), "exact", 100)
+        raises(ValueError, "exactly_once=False", lambda: tidewater.data.feed(exact))
+        raises(ValueError, "a feed has these tasks", lambda: next(iter(tasks)))
+
+
+def test_record_numbers_are_shuffled():
+    with session() as s:
+        tasks = tidewater.data.tasks(s, 25, "images", 10, batch=4, record_seed=7)
+        numbers = []
+        for task in tasks:
+            with task:
+                of_task = task.record_numbers()
+                assert np.array_equal(np.concatenate(list(task)), of_task)
+                numbers.extend(of_task.tolist())
+        assert sorted(numbers) == list(range(25)) != numbers, numbers
+        assert tasks.status()["records"] == 25
+        options = dict(batch=7, record_seed=7, exactly_once=False)
+        feed = tidewater.data.feed(tidewater.data.tasks(s, 25, "batches", 10, **options))
+        batches = list(feed)
+        assert [len(batch) for batch in batches] == [7, 7, 7, 4]
+        assert np.concatenate(batches).tolist() == numbers
+        raises(tidewater.Error, "single ones cannot", lambda: tidewater.data.tasks(s, _task_files(), "x", 9, record_seed=1))
+
+
 def test_tasks_without_their_file_are_left_out():
     with session() as s:
         folder = _task_files()

@@ -659,7 +659,7 @@ class TaskQueue:
     def __init__(
         self,
         session: Session,
-        path: str,
+        data: Union[int, str],
         queue: str,
         task_size: int,
         reading: Tuple[Optional[str], Optional[str], str, Optional[float], str],
@@ -668,6 +668,7 @@ class TaskQueue:
         epochs: int,
         strict_epochs: bool,
         seed: Optional[int],
+        record_seed: Optional[int],
         finals: list,
         failures_max: int,
         timeout: float,
@@ -679,10 +680,31 @@ class TaskQueue:
         """Takes the next task: number, kind, epoch, failures, path, first, end; None after the last one."""
     def next_batch(self, rows: int) -> Optional[Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """Labels, starts, keys and values of the task's next rows, at most `rows`; None after the last one."""
+    def record_numbers(self) -> np.ndarray:
+        """The record numbers of the task, as uint64."""
+    @property
+    def is_counted(self) -> bool:
+        """Whether the program reads the records by number."""
+    def feed(self) -> TaskFeed:
+        """Makes a feed of the tasks, which the queue has no more."""
     def done(self) -> bool:
         """Reports the task as finished; whether it counts."""
     def failed(self, reason: str) -> None:
         """Reports that the task failed by itself."""
+    def status(self) -> dict:
+        """Counters of the queue, and under `reasons` the tasks that are left out."""
+
+class TaskFeed:
+    """Records of a queue in batches over its tasks; `tidewater.data.feed` makes it."""
+
+    def next_batch(
+        self, size: int
+    ) -> Optional[
+        Tuple[Optional[str], Optional[Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], Optional[np.ndarray]]
+    ]:
+        """Kind of a final task, or the next rows, or the next record numbers; None when the queue is over."""
+    def done(self, records: int) -> int:
+        """Reports records as done; returns the number of tasks that are finished by it."""
     def status(self) -> dict:
         """Counters of the queue, and under `reasons` the tasks that are left out."""
 

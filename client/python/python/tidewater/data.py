@@ -11,13 +11,13 @@ of files are OSError, malformed records ValueError; both name the file, and a re
 from __future__ import annotations
 
 import os
-from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from ._tidewater import RecordCursor, RowCursor, Session, TaskQueue
 
-__all__ = ["Batch", "Reader", "Task", "Tasks", "open", "records", "tasks", "torch_dataset", "torch_tasks"]
+__all__ = ["Batch", "Feed", "Reader", "Task", "Tasks", "feed", "open", "records", "tasks", "torch_dataset", "torch_tasks"]
 
 
 class Batch(NamedTuple):
@@ -111,16 +111,28 @@ def torch_dataset(reader: Reader, columns: Optional[int] = None) -> Any:
 
 
 class Task:
-    """A task of a queue: iterate over its batches, then call `done`. As a context it calls `done` at its end, and
+    """A task of a queue: iterate over its batches (of record numbers, for a queue over a number of records), then call
+    `done`. As a context it calls `done` at its end, and
     `failed` with the text of an exception, which it passes on."""
 
     def __init__(self, tasks: Tasks, described: tuple) -> None:
         self.number, self.kind, self.epoch, self.failures, self.path, self.first, self.end = described
         self._tasks = tasks
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
+        if self._tasks._queue.is_counted:
+            numbers, size = self.record_numbers(), self._tasks.batch
+            yield from (numbers[at : at + size] for at in range(0, len(numbers), size))
+            return
         while (batch := self._tasks._queue.next_batch(self._tasks.batch)) is not None:
             yield Batch(*batch)
+
+    def record_numbers(self) -> np.ndarray:
+        """The record numbers of the task, as uint64: those of a map-style data set. With `record_seed` they are drawn
+        from all records; all tasks of a pass have each number once. Empty for a task without records."""
+        if self.kind in ("save", "end"):
+            return np.empty(0, dtype=np.uint64)
+        return self._tasks._queue.record_numbers()
 
     def done(self) -> bool:
         """Reports the task as finished. Returns whether it counts: False if it was taken back, or another worker
@@ -144,10 +156,10 @@ class Task:
 class Tasks:
     """Iterable over the tasks of a queue, each of which is one worker's. `for task in tasks: with task: ...`"""
 
-    def __init__(self, queue: TaskQueue, batch: int) -> None:
+    def __init__(self, queue: TaskQueue, batch: int, has_finals: bool) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; it is at least 1")
-        self._queue, self.batch = queue, batch
+        self._queue, self.batch, self.has_finals = queue, batch, has_finals
 
     def __iter__(self) -> Iterator[Task]:
         while (described := self._queue.next()) is not None:
@@ -158,9 +170,51 @@ class Tasks:
         return self._queue.status()
 
 
+class Feed:
+    """Iterable over batches that may be of several tasks: `Batch`, or arrays of record numbers for a queue over a number
+    of records. A batch is done when the next one is asked for: push what belongs to it before. Leave the loop early, and
+    `done` reports the last batch. Each record comes at least once, and each task is finished once."""
+
+    def __init__(self, tasks: Tasks, final: Optional[Callable[[str], None]]) -> None:
+        if tasks.has_finals and final is None:
+            raise ValueError("the queue has final tasks; give `final`, which is called with the kind of each")
+        self._batch, self._final, self._read = tasks.batch, final, 0
+        self._feed = tasks._queue.feed()
+
+    def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
+        self.done()
+        while (found := self._feed.next_batch(self._batch)) is not None:
+            kind, rows, numbers = found
+            if kind is not None:
+                self._final(kind)
+                self._feed.done(0)
+            elif rows is not None:
+                self._read = len(rows[0])
+                yield Batch(*rows)
+            else:
+                self._read = len(numbers)
+                yield numbers
+            self.done()
+
+    def done(self) -> int:
+        """Reports the last batch as done, if it is not. Returns the number of tasks that are finished by it."""
+        read, self._read = self._read, 0
+        return self._feed.done(read) if read else 0
+
+    def status(self) -> dict:
+        """As `Tasks.status`."""
+        return self._feed.status()
+
+
+def feed(tasks: Tasks, final: Optional[Callable[[str], None]] = None) -> Feed:
+    """Makes a feed of tasks with `exactly_once=False`, which it takes over: batches of `batch` records go over the
+    borders of tasks, and the next task is taken ahead of time. `final` is called with the kind of each final task."""
+    return Feed(tasks, final)
+
+
 def tasks(
     session: Session,
-    path: Union[str, os.PathLike],
+    data: Union[int, str, os.PathLike],
     name: str,
     task_size: int,
     format: Optional[str] = None,
@@ -174,6 +228,7 @@ def tasks(
     epochs: int = 1,
     strict_epochs: bool = False,
     seed: Optional[int] = None,
+    record_seed: Optional[int] = None,
     finals: Sequence[str] = (),
     failures_max: int = 3,
     timeout: float = 300.0,
@@ -181,9 +236,12 @@ def tasks(
     ticks: Optional[int] = None,
     allow_left_out: int = 0,
 ) -> Tasks:
-    """Opens a queue of tasks over files: the coordinator hands them to the workers, and takes them back from those that
+    """Opens a queue of tasks over files, or over a number of records that the program reads itself (`data`): the coordinator hands them to the workers, and takes them back from those that
     are lost. All workers give the same arguments. `task_size` is in bytes of decompressed text, or in records of
     RecordIO in chunks.
+
+    `seed` shuffles the tasks of each pass. `record_seed` shuffles single records of a number of records:
+    `Task.record_numbers` has those of a task.
 
     With `exactly_once` servers hold what the session pushes for a task, and apply it when the task is done: all of it or
     nothing. Ticks, functions and deletions fail inside a task. Without it pushes take effect at once, and again with a
@@ -193,11 +251,11 @@ def tasks(
     """
     reading = (format, schema, labels, positive, bad_records)
     queue = TaskQueue(
-        session, os.fspath(path), name, task_size, reading, kind=kind, epochs=epochs, strict_epochs=strict_epochs,
-        seed=seed, finals=list(finals), failures_max=failures_max, timeout=timeout, exactly_once=exactly_once,
+        session, data if isinstance(data, int) else os.fspath(data), name, task_size, reading, kind=kind, epochs=epochs,
+        strict_epochs=strict_epochs, seed=seed, record_seed=record_seed, finals=list(finals), failures_max=failures_max, timeout=timeout, exactly_once=exactly_once,
         ticks=ticks, allow_left_out=allow_left_out,
     )
-    return Tasks(queue, batch)
+    return Tasks(queue, batch, bool(finals))
 
 
 def torch_tasks(tasks: Tasks, columns: Optional[int] = None) -> Any:
