@@ -460,7 +460,7 @@ impl CsvParser {
                 Slot::Label => {
                     let label = parse_f32(text).ok_or_else(|| fault(LineProblem::Label))?;
                     let label = self.labels.map(label);
-                    self.label = label.ok_or_else(|| fault(LineProblem::LabelNotBinary))?;
+                    self.label = label.ok_or_else(|| fault(self.labels.problem()))?;
                 }
                 Slot::Number(_) | Slot::Category(_) if text.is_empty() => {}
                 Slot::Number(key) => {

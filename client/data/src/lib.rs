@@ -37,7 +37,7 @@ pub use csv::{Column, ColumnKind, Schema, SchemaError};
 pub use dataset::{Batch, BatchPlan, Dataset, Row};
 pub use error::{DataError, FileFault, LineFault, LineProblem};
 pub use input::Compression;
-pub use line::{Format, LabelMap, LineParser, Separator, UnknownFormat};
+pub use line::{Format, LabelMap, LineParser, Separator, UnknownFormat, UnknownLabels};
 pub use read::{
     BadRecords, ReadOptions, Record, RowReader, UnknownPolicy, detect_format, read, read_part,
 };

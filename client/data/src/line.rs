@@ -89,10 +89,16 @@ pub enum LabelMap {
     OneVsRest(f32),
     /// Labels are kept as written.
     Raw,
+    /// 1 for labels above this number, 0 for all others.
+    Above(f32),
+    /// +1 for labels above this number, -1 for all others.
+    SignAbove(f32),
+    /// This number is added, for example -1 where classes are counted from 1.
+    Shift(f32),
 }
 
 impl LabelMap {
-    /// The stored label; `None` for one that is not of two classes.
+    /// The stored label; `None` for one that is not of two classes, or that a shift makes infinite.
     pub fn map(self, label: f32) -> Option<f32> {
         match self {
             Self::Binary if label == 1.0 => Some(1.0),
@@ -100,6 +106,52 @@ impl LabelMap {
             Self::Binary => None,
             Self::OneVsRest(class) => Some(f32::from(u8::from(label == class))),
             Self::Raw => Some(label),
+            Self::Above(bound) => Some(f32::from(u8::from(label > bound))),
+            Self::SignAbove(bound) if label > bound => Some(1.0),
+            Self::SignAbove(_) => Some(-1.0),
+            Self::Shift(number) => Some(label + number).filter(|shifted| shifted.is_finite()),
+        }
+    }
+
+    /// What is wrong with a label that is not mapped.
+    pub(crate) const fn problem(self) -> LineProblem {
+        match self {
+            Self::Shift(_) => LineProblem::Label,
+            _ => LineProblem::LabelNotBinary,
+        }
+    }
+}
+
+/// Error of a text that names no mapping of labels.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no mapping of labels; there are raw, binary (-1, 0 and +1, as 0 and 1), above:T (1 above T, else 0), \
+     sign:T (+1 above T, else -1), shift:N (N is added); T and N are finite numbers"
+)]
+pub struct UnknownLabels(pub String);
+
+impl FromStr for LabelMap {
+    type Err = UnknownLabels;
+
+    fn from_str(text: &str) -> Result<Self, UnknownLabels> {
+        let unknown = || UnknownLabels(text.to_owned());
+        let Some((name, number)) = text.split_once(':') else {
+            return match text {
+                "raw" => Ok(Self::Raw),
+                "binary" => Ok(Self::Binary),
+                _ => Err(unknown()),
+            };
+        };
+        let number = number
+            .parse()
+            .ok()
+            .filter(|number: &f32| number.is_finite());
+        let number = number.ok_or_else(unknown)?;
+        match name {
+            "above" => Ok(Self::Above(number)),
+            "sign" => Ok(Self::SignAbove(number)),
+            "shift" => Ok(Self::Shift(number)),
+            _ => Err(unknown()),
         }
     }
 }
@@ -253,7 +305,7 @@ impl LineParser {
         let label = parse_f32(field.text).ok_or_else(|| field.fault(LineProblem::Label))?;
         self.labels
             .map(label)
-            .ok_or_else(|| field.fault(LineProblem::LabelNotBinary))
+            .ok_or_else(|| field.fault(self.labels.problem()))
     }
 
     fn parse_feature(&mut self, field: Field<'_>) -> Result<(), LineFault> {

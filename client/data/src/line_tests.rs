@@ -132,6 +132,28 @@ fn labels_are_mapped() {
         [Some(0.0), Some(0.0), Some(0.0), Some(1.0)]
     );
     assert_eq!(map(LabelMap::Raw)[3], Some(3.0));
+    let named = |name: &str| map(name.parse().unwrap()).map(Option::unwrap);
+    assert_eq!(named("above:0"), [0.0, 0.0, 1.0, 1.0]);
+    assert_eq!(named("above:1"), [0.0, 0.0, 0.0, 1.0]);
+    assert_eq!(named("sign:-0.5"), [-1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(named("shift:-1"), [-2.0, -1.0, 0.0, 2.0]);
+    assert_eq!(named("shift:1"), [0.0, 1.0, 2.0, 4.0]);
+    assert_eq!(named("raw"), [-1.0, 0.0, 1.0, 3.0]);
+    assert_eq!("binary".parse(), Ok(LabelMap::Binary));
+    assert_eq!(LabelMap::Shift(f32::MAX).map(f32::MAX), None);
+    for wrong in [
+        "",
+        "above",
+        "above:",
+        "above:x",
+        "above:nan",
+        "shift:inf",
+        "below:1",
+        "Raw",
+    ] {
+        let error = wrong.parse::<LabelMap>().unwrap_err();
+        assert!(error.to_string().contains("above:T"), "{error}");
+    }
 }
 
 #[test]

@@ -43,11 +43,10 @@ pub(crate) fn read_options(
     bad_records: &str,
 ) -> PyResult<ReadOptions> {
     let labels = match (labels, positive) {
-        ("raw", None) => LabelMap::Raw,
-        ("binary", None) => LabelMap::Binary,
+        (labels, None) => labels.parse().map_err(wrong)?,
         ("raw" | "binary", Some(class)) => LabelMap::OneVsRest(class),
         _ => {
-            let text = format!("labels is '{labels}'; it is one of 'raw', 'binary'");
+            let text = format!("labels is '{labels}', and positive is another mapping; give one of them");
             return Err(PyValueError::new_err(text));
         }
     };

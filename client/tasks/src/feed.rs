@@ -253,8 +253,8 @@ impl<R: TaskRecords> RecordFeed<R> {
     ///
     /// # Errors
     /// [`TaskError::LeftOut`], once, at the end. The coordinator's refusal; that the job has failed; a deadline of a
-    /// tick; [`TaskError::OtherClient`], [`TaskError::OtherTask`]. An error of `open` or a cursor that is of no record, such as
-    /// [`TaskError::NoNumbers`]; the task has failed then. The call can be repeated.
+    /// tick; [`TaskError::OtherClient`], [`TaskError::OtherTask`]. An error of `open` or a cursor that is of no
+    /// record, such as [`TaskError::NoNumbers`]; the task has failed then. The call can be repeated.
     pub fn next(&mut self, client: &mut Client) -> Result<Next<R::Record<'_>>, TaskError> {
         Ok(match self.advance(client)? {
             Next::Record(at) => match self.held.get(at).and_then(|held| held.records.as_ref()) {

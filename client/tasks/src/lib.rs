@@ -40,7 +40,6 @@
 //!
 //! With [`Delivery::AtLeastOnce`] pushes take effect on arrival, and all calls are allowed. A task of a worker
 //! that was lost is given again in full, so that some of its pushes may count twice.
-
 //!
 //! # Batches over several tasks
 //! [`Tasks::next`] gives one task after another. A [`RecordFeed`] gives their records one after another, takes the next

@@ -215,8 +215,17 @@ fn all_forms_of_a_set_train_one_model() {
         said.contains("left out malformed records") && said.contains("skipped=1"),
         "{said}"
     );
+    let grades = text.lines().map(|line| match line.split_once(' ') {
+        Some((label, features)) if label.parse() == Ok(1.0) => format!("7.5 {features}\n"),
+        Some((_, features)) => format!("2 {features}\n"),
+        None => panic!("a row without features: {line}"),
+    });
+    std::fs::write(dir.join("grades"), grades.collect::<String>()).unwrap();
+    let (above, _) = trained("four", "--train grades --labels above:2.5");
     for key in ["fingerprint", "log_loss", "weights", "rows"] {
-        assert_eq!((&one[key], &one[key]), (&set[key], &skipped[key]), "{key}");
+        for other in [&set, &skipped, &above] {
+            assert_eq!(one[key], other[key], "{key}");
+        }
     }
     assert!(!one["fingerprint"].is_null());
 

@@ -87,8 +87,8 @@ def open(
     """Opens a part of files for reading in batches of at most `batch` rows.
 
     `format`: libsvm, libsvm0, libsvm-bare, dummy, dense, dense:C, csv; None detects libsvm and dummy, and is csv with a
-    `schema`. `labels`: "raw", as they are, or "binary" (-1, 0 and +1, as 0 and 1); `positive` makes one class 1 and all
-    others 0. `bad_records`: "fail", or "skip:RATIO", with an error at the end if more are malformed.
+    `schema`. `labels`: "raw", as they are, "binary" (-1, 0 and +1, as 0 and 1), "above:T" (1 above T, else 0), "sign:T"
+    (+1 or -1) or "shift:N" (N is added); `positive` makes one class 1 and all others 0. `bad_records`: "fail", or "skip:RATIO", with an error at the end if more are malformed.
     """
     return Reader(path, part, parts, batch, (format, schema, labels, positive, bad_records))
 

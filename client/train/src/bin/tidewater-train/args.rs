@@ -228,6 +228,9 @@ pub(crate) struct DataArgs {
     /// In files of several classes, the label of the positive one.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     pub(crate) positive: Option<f32>,
+    /// Labels: binary (-1, 0 and +1), or above:T, where labels above the number T are positive.
+    #[arg(long, value_name = "MAPPING", default_value = "binary", conflicts_with = "positive", value_parser = two_classes)]
+    pub(crate) labels: LabelMap,
 }
 
 /// The job to work in.
@@ -337,7 +340,7 @@ impl DataArgs {
     pub(crate) fn options(&self) -> ReadOptions {
         ReadOptions {
             format: self.format.0,
-            labels: self.positive.map_or(LabelMap::Binary, LabelMap::OneVsRest),
+            labels: self.positive.map_or(self.labels, LabelMap::OneVsRest),
             schema: self.schema.clone(),
             bad_records: self.bad_records,
         }
@@ -398,6 +401,13 @@ fn namespace(text: &str) -> Result<String, String> {
         Err(format!(
             "not a name of 1 to {NAMESPACE_BYTES_MAX} bytes without control characters"
         ))
+    }
+}
+
+fn two_classes(text: &str) -> Result<LabelMap, String> {
+    match text.parse() {
+        Ok(labels @ (LabelMap::Binary | LabelMap::Above(_))) => Ok(labels),
+        _ => Err("not binary, nor above:T with a finite number T".into()),
     }
 }
 
