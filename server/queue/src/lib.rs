@@ -9,6 +9,8 @@
 //! delivery that is no more, never the next one of the same task. A task may have two deliveries: that of a
 //! straggler and a second one. The first report that counts ends the other.
 //!
+//! A report that is repeated, since its answer was lost, has the result of the first one.
+//!
 //! The state is serializable: a coordinator that starts again continues with it ([`Queue::resume`]).
 
 mod history;
@@ -16,9 +18,11 @@ mod order;
 mod queue;
 mod queues;
 mod replay;
+mod reports;
 #[cfg(test)]
 mod tests;
 
-pub use queue::{Done, Queue, Released, Report, Taken, WorkerKey};
+pub use queue::{Done, DoneReport, Queue, Released, Report, Taken};
 pub use queues::{QueueError, Queues};
 pub use replay::QueueCall;
+pub use reports::WorkerKey;

@@ -12,12 +12,10 @@ use tidewater_protocol::wire::control::{
 
 use crate::history::History;
 use crate::order::{Cuts, order};
+use crate::reports::{Reports, WorkerKey};
 
 /// Number of the first final task. Tasks with records are numbered below it.
 const FINALS: u64 = 1 << 62;
-
-/// Names a worker of the queue's job; its caller chooses the numbers.
-pub type WorkerKey = u64;
 
 /// Result of a request for a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub enum Taken {
     Over,
 }
 
-/// Result of the report of a finished task.
+/// Result of the report of a finished task. A report that is repeated has the result of the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Done {
     /// The task counts, and its pushes are to be applied; then [`Queue::settle`].
@@ -39,6 +37,20 @@ pub enum Done {
     Finished,
     /// The delivery counts no more: its pushes are to be dropped.
     Late,
+}
+
+/// Report of a finished task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoneReport {
+    /// Number of the delivery.
+    pub delivery: u64,
+    /// Thread of the worker that had the task. A journal of before has none.
+    #[serde(default)]
+    pub thread: u32,
+    /// Number of its records.
+    pub records: u64,
+    /// Whether servers have pushes to apply.
+    pub pushed: bool,
 }
 
 /// Result of the report of a failed task.
@@ -50,6 +62,11 @@ pub enum Report {
     LeftOut(Box<LeftOut>),
     /// The delivery counts no more.
     Late,
+    /// The report has come before, and changes nothing.
+    Repeated {
+        /// Whether the first one counted.
+        counted: bool,
+    },
 }
 
 /// A task that has been given and is not finished.
@@ -102,6 +119,9 @@ pub struct Queue {
     /// Final tasks that have been given.
     finals: u32,
     history: History,
+    /// Answers to reports that may be repeated. A journal of before has none.
+    #[serde(default)]
+    reports: Reports,
     counters: QueueCounters,
     left_out: Vec<LeftOut>,
 }
@@ -125,6 +145,7 @@ impl Queue {
             held: BTreeMap::new(),
             finals: 0,
             history: History::default(),
+            reports: Reports::default(),
             counters,
             left_out: Vec::new(),
         }
@@ -317,19 +338,18 @@ impl Queue {
     }
 
     /// Handles the report of a finished task. With `pushed` the caller has its pushes applied, which nothing
-    /// takes back any more, and then calls [`Queue::settle`].
-    pub fn done(
-        &mut self,
-        now: Duration,
-        worker: WorkerKey,
-        delivery: u64,
-        records: u64,
-        pushed: bool,
-    ) -> Done {
+    /// takes back any more, and then calls [`Queue::settle`]. The report of a thread that is repeated before its next
+    /// one has the same result, and no counter changes.
+    pub fn done(&mut self, now: Duration, worker: WorkerKey, report: DoneReport) -> Done {
         self.expire(now);
+        let DoneReport {
+            delivery,
+            thread,
+            records,
+            pushed,
+        } = report;
         let Some(given) = self.of_worker(worker, delivery) else {
-            self.counters.late += 1;
-            return Done::Late;
+            return self.done_before(worker, thread, delivery);
         };
         if given.applying.is_some() {
             // The same report again: its answer is that of the first one.
@@ -337,6 +357,7 @@ impl Queue {
         }
         given.applying = Some(records);
         let (task, since) = (given.task, given.since);
+        self.reports.add_done(worker, thread, delivery, true);
         self.history.add(now.saturating_sub(since));
         self.unhold(worker, delivery);
         let mut ended = Vec::new();
@@ -359,6 +380,19 @@ impl Queue {
         Done::Finished
     }
 
+    /// The result for a delivery that the worker does not have: that of the same report before, or that it is late.
+    fn done_before(&mut self, worker: WorkerKey, thread: u32, delivery: u64) -> Done {
+        match self.reports.done(worker, thread, delivery) {
+            Some(true) => Done::Finished,
+            Some(false) => Done::Late,
+            None => {
+                self.counters.late += 1;
+                self.reports.add_done(worker, thread, delivery, false);
+                Done::Late
+            }
+        }
+    }
+
     /// Notes that the pushes of a finished task are applied: the task is finished.
     pub fn settle(&mut self, delivery: u64) {
         let is_applying = |given: &Delivery| given.applying.is_some();
@@ -375,7 +409,7 @@ impl Queue {
     }
 
     /// Handles the report of a task that failed by itself. It comes last, or is left out after too many
-    /// failures. If another worker has the task too, that one goes on.
+    /// failures. If another worker has the task too, that one goes on. A report that is repeated changes nothing.
     pub fn failed(
         &mut self,
         now: Duration,
@@ -387,10 +421,15 @@ impl Queue {
         let number = match self.of_worker(worker, delivery) {
             Some(given) if given.applying.is_none() => given.task,
             _ => {
+                if let Some(counted) = self.reports.failed(worker, delivery) {
+                    return Report::Repeated { counted };
+                }
                 self.counters.late += 1;
+                self.reports.add_failed(worker, delivery, false);
                 return Report::Late;
             }
         };
+        self.reports.add_failed(worker, delivery, true);
         self.end(delivery);
         self.counters.failures += 1;
         let Some(open) = self.open.get_mut(&number) else {

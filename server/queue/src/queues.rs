@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::{QUEUE_TASKS_MAX, QUEUES_MAX};
 use tidewater_protocol::wire::control::{QueueSpec, QueueSummary, TaskShard};
 
-use crate::queue::{Queue, Released, WorkerKey};
+use crate::queue::{Queue, Released};
+use crate::reports::WorkerKey;
 
 /// Why a queue cannot be made or found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::wire::control::{QueueSpec, TaskShard};
 
-use crate::queue::WorkerKey;
+use crate::queue::DoneReport;
 use crate::queues::{QueueError, Queues};
+use crate::reports::WorkerKey;
 
 /// A call that has changed the queues of a job. Calls that are replayed in their order on equal queues have equal
 /// effects: a queue takes time and numbers of deliveries from its caller, and draws no random number.
@@ -38,12 +39,9 @@ pub enum QueueCall {
         now: Duration,
         /// The worker that reports.
         worker: WorkerKey,
-        /// Number of the delivery.
-        delivery: u64,
-        /// Records of the task.
-        records: u64,
-        /// Whether servers have pushes to apply.
-        pushed: bool,
+        /// Delivery, thread and records of the finished task.
+        #[serde(flatten)]
+        report: DoneReport,
     },
     /// A call of [`Queue::settle`](crate::Queue::settle).
     Settle {
@@ -96,12 +94,9 @@ impl Queues {
                 queue,
                 now,
                 worker,
-                delivery,
-                records,
-                pushed,
+                report,
             } => {
-                let queue = self.get(queue)?;
-                queue.done(now, worker, delivery, records, pushed);
+                self.get(queue)?.done(now, worker, report);
                 Ok(())
             }
             QueueCall::Settle { queue, delivery } => {

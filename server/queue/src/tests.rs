@@ -2,10 +2,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tidewater_protocol::limits::WORKER_THREADS_MAX;
 use tidewater_protocol::wire::control::{QueueSpec, Task, TaskKind, TaskShard, TaskUnit};
 
 use crate::order::{Cuts, order};
-use crate::{Done, Queue, QueueError, Queues, Released, Report, Taken, WorkerKey};
+use crate::reports::{FAILED_KEPT, Reports};
+use crate::{
+    Done, DoneReport, Queue, QueueCall, QueueError, Queues, Released, Report, Taken, WorkerKey,
+};
 
 fn spec(task_size: u64) -> QueueSpec {
     QueueSpec {
@@ -44,6 +48,16 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// The report of thread 0 that a task is finished.
+fn report(task: &Task, records: u64, pushed: bool) -> DoneReport {
+    DoneReport {
+        delivery: task.delivery,
+        thread: 0,
+        records,
+        pushed,
+    }
+}
+
 /// A queue with a number for each delivery.
 struct Desk {
     queue: Queue,
@@ -68,7 +82,7 @@ impl Desk {
 
     fn finish(&mut self, now: Duration, worker: WorkerKey, task: &Task) -> Done {
         self.queue
-            .done(now, worker, task.delivery, task.shard.size(), false)
+            .done(now, worker, report(task, task.shard.size(), false))
     }
 }
 
@@ -132,7 +146,7 @@ proptest! {
             model.held.retain(|_, (_, holder)| *holder != worker);
         }
         while let Some(task) = desk.take(now, 9) {
-            let done = desk.queue.done(now, 9, task.delivery, task.shard.size(), false);
+            let done = desk.finish(now, 9, &task);
             prop_assert_eq!(done, Done::Finished);
             model.finished(&task)?;
         }
@@ -185,7 +199,12 @@ impl Model {
             (4 | 5, Some(task)) => {
                 self.held.remove(&task.delivery);
                 let (records, pushed) = (task.shard.size(), step == 5);
-                match desk.queue.done(now, worker, task.delivery, records, pushed) {
+                let report = report(&task, records, pushed);
+                let done = desk.queue.done(now, worker, report);
+                let counters = desk.queue.counters();
+                prop_assert_eq!(desk.queue.done(now, worker, report), done, "repeated");
+                prop_assert_eq!(desk.queue.counters(), counters);
+                match done {
                     Done::Finished => self.finished(&task)?,
                     Done::Apply => self.applying.push(task),
                     Done::Late => {}
@@ -193,7 +212,13 @@ impl Model {
             }
             (6, Some(task)) => {
                 self.held.remove(&task.delivery);
-                match desk.queue.failed(now, worker, task.delivery, "why") {
+                let report = desk.queue.failed(now, worker, task.delivery, "why");
+                let counters = desk.queue.counters();
+                let again = desk.queue.failed(now, worker, task.delivery, "why");
+                let counted = report != Report::Late;
+                prop_assert_eq!(again, Report::Repeated { counted });
+                prop_assert_eq!(desk.queue.counters(), counters);
+                match report {
                     Report::Late => {}
                     report => {
                         let failures = self.failures.entry(task.number).or_default();
@@ -243,13 +268,103 @@ impl Model {
     }
 }
 
+/// A repeated report has the result of the first one, also after its task is settled, and changes no counter. So it
+/// is in a queue of which the calls were replayed. A report of another delivery, thread or worker is no repetition.
+#[test]
+fn repeated_reports_get_first_answers() {
+    let (queue, mut calls) = (0, Vec::new());
+    let mut queues = Queues::default();
+    let mut call = |queues: &mut Queues, call: QueueCall| {
+        calls.push(call.clone());
+        queues.replay(call).unwrap();
+    };
+    let (spec, shards) = (spec(4), shards(&[16]));
+    call(&mut queues, QueueCall::Open { spec, shards });
+    for delivery in 1..=3 {
+        let (now, worker) = (at(0), 1);
+        let take = QueueCall::Take {
+            queue,
+            now,
+            worker,
+            delivery,
+        };
+        call(&mut queues, take);
+    }
+    let report = |delivery, thread| DoneReport {
+        delivery,
+        thread,
+        records: 4,
+        pushed: true,
+    };
+    let (now, worker) = (at(1), 1);
+    for report in [report(1, 0), report(2, 1), report(9, 2)] {
+        let done = QueueCall::Done {
+            queue,
+            now,
+            worker,
+            report,
+        };
+        call(&mut queues, done);
+    }
+    for delivery in [1, 2] {
+        call(&mut queues, QueueCall::Settle { queue, delivery });
+    }
+    let failed = QueueCall::Failed {
+        queue,
+        now,
+        worker,
+        delivery: 3,
+        reason: "why".into(),
+    };
+    call(&mut queues, failed);
+    let mut replayed = Queues::default();
+    for call in calls {
+        replayed.replay(call).unwrap();
+    }
+    for queues in [&mut queues, &mut replayed] {
+        let queue = queues.get(queue).unwrap();
+        let before = queue.counters();
+        assert_eq!((before.finished, before.late, before.failures), (2, 1, 1));
+        for _ in 0..2 {
+            assert_eq!(queue.done(at(2), 1, report(1, 0)), Done::Finished);
+            assert_eq!(queue.done(at(2), 1, report(2, 1)), Done::Finished);
+            assert_eq!(queue.done(at(2), 1, report(9, 2)), Done::Late);
+            let again = queue.failed(at(2), 1, 3, "why");
+            assert_eq!(again, Report::Repeated { counted: true });
+        }
+        assert_eq!(queue.counters(), before);
+        assert_eq!(queue.done(at(2), 2, report(1, 0)), Done::Late, "worker 2");
+        assert_eq!(queue.done(at(2), 1, report(1, 3)), Done::Late, "thread 3");
+        assert_eq!(queue.failed(at(2), 1, 1, "why"), Report::Late, "it is done");
+        assert_eq!(queue.counters().late, before.late + 3);
+    }
+}
+
+/// What is kept of reports is bounded: by the threads of a worker, and by the last failed tasks.
+#[test]
+fn kept_reports_are_bounded() {
+    let mut reports = Reports::default();
+    for n in 0..2_000_u32 {
+        reports.add_done(1, n, n.into(), true);
+        reports.add_failed(1, n.into(), true);
+    }
+    let threads = (0..2_000).filter(|&n| reports.done(1, n, n.into()).is_some());
+    assert_eq!(threads.count(), WORKER_THREADS_MAX as usize);
+    let failed = (0..2_000).filter(|&n| reports.failed(1, n).is_some());
+    let failed: Vec<u64> = failed.collect();
+    assert_eq!(
+        failed,
+        (2_000 - FAILED_KEPT as u64..2_000).collect::<Vec<_>>()
+    );
+}
+
 /// What the model leaves to do is settled before the end.
 #[test]
 fn waiting_tasks_hold_the_end() {
     let mut desk = Desk::new(spec(4), &[4]);
     let task = desk.take(at(0), 1).unwrap();
     assert_eq!(desk.queue.take(at(0), 2, 99), Taken::Wait);
-    let done = desk.queue.done(at(1), 1, task.delivery, 4, true);
+    let done = desk.queue.done(at(1), 1, report(&task, 4, true));
     assert_eq!(done, Done::Apply);
     let released = desk.queue.release(1, true);
     assert_eq!(
@@ -259,7 +374,7 @@ fn waiting_tasks_hold_the_end() {
     );
     assert_eq!(desk.queue.take(at(900), 2, 100), Taken::Wait);
     assert_eq!(desk.queue.applying().collect::<Vec<_>>(), [(1, 1)]);
-    let again = desk.queue.done(at(2), 1, task.delivery, 4, true);
+    let again = desk.queue.done(at(2), 1, report(&task, 4, true));
     assert_eq!(again, Done::Apply, "the same report");
     desk.queue.settle(task.delivery);
     assert_eq!(desk.queue.take(at(901), 2, 101), Taken::Over);
@@ -357,7 +472,7 @@ fn worker_waits_at_its_limit_of_tasks() {
     let tasks = [0, 1].map(|_| desk.take(at(0), 1).unwrap());
     assert_eq!(desk.queue.take(at(0), 1, 50), Taken::Wait);
     assert!(desk.take(at(0), 2).is_some(), "the limit is of each worker");
-    let done = desk.queue.done(at(0), 1, tasks[0].delivery, 1, true);
+    let done = desk.queue.done(at(0), 1, report(&tasks[0], 1, true));
     assert_eq!(done, Done::Apply);
     assert!(desk.take(at(0), 1).is_some());
     assert_eq!(desk.take(at(0), 1), None);

@@ -330,6 +330,8 @@ mutants! {
     PassBeginsEarly = "pass-begins-early";
     /// Every worker that finishes a task counts, not the first alone.
     SecondFinisherCounts = "second-finisher-counts";
+    /// A report of a task that is repeated does not count, though the first one did.
+    RepeatedReportLate = "repeated-report-late";
     /// A task that fails is given again without end.
     FailedTaskForEver = "failed-task-for-ever";
     /// A task of a lost worker has one try less.

@@ -15,7 +15,7 @@ use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, LeftOut, TaskAnswer, TaskRequest, WorkerState,
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_queue::{Done, Queue, QueueCall, QueueError, Report, Taken, WorkerKey};
+use tidewater_queue::{Done, DoneReport, Queue, QueueCall, QueueError, Report, Taken, WorkerKey};
 
 use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
@@ -70,16 +70,6 @@ impl OpenRequests {
     pub(super) const fn next_deadline(&self) -> Option<Duration> {
         self.due
     }
-}
-
-/// A worker's report of a finished task.
-struct DoneReport {
-    delivery: u64,
-    thread: u32,
-    /// Records of the task.
-    records: u64,
-    /// Whether the task has pushes.
-    pushed: bool,
 }
 
 impl Coordinator {
@@ -148,8 +138,8 @@ impl Coordinator {
                     log_left_out(namespace, task);
                 }
                 self.serve_waiting_tasks();
-                let counted = report != Report::Late;
-                TaskAnswer::Reported { counted }
+                let is_late = matches!(report, Report::Late | Report::Repeated { counted: false });
+                TaskAnswer::Reported { counted: !is_late }
             }
             TaskRequest::Status { queue } => {
                 TaskAnswer::Over(self.queue(namespace, queue)?.status())
@@ -182,7 +172,7 @@ impl Coordinator {
     }
 
     /// Handles the report of a finished task. Answers it, or orders the servers to apply the task's pushes and
-    /// answers it after that; the result is always `None`.
+    /// answers it after that; the result is always `None`. A report that is repeated gets the answer of the first one.
     fn task_done(
         &mut self,
         asker: Asker,
@@ -190,22 +180,14 @@ impl Coordinator {
         number: u32,
         report: DoneReport,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
-        let DoneReport {
-            delivery,
-            thread,
-            records,
-            pushed,
-        } = report;
         let (now, worker) = (self.now, self.worker_key(asker.peer));
         let queue = self.queue(namespace, number)?;
-        let done = queue.done(now, worker, delivery, records, pushed);
+        let done = queue.done(now, worker, report);
         self.note_queue(namespace, || QueueCall::Done {
             queue: number,
             now,
             worker,
-            delivery,
-            records,
-            pushed,
+            report,
         });
         let answer = match done {
             Done::Late => TaskAnswer::Reported { counted: false },
@@ -214,7 +196,7 @@ impl Coordinator {
                 TaskAnswer::Reported { counted: true }
             }
             Done::Apply => {
-                self.finish_task(asker, namespace, number, delivery, thread)?;
+                self.finish_task(asker, namespace, number, report);
                 return Ok(None);
             }
         };
@@ -356,23 +338,16 @@ impl Coordinator {
     }
 
     /// Orders all servers to apply the pushes of a finished task. The worker's report is answered when they
-    /// all have.
-    fn finish_task(
-        &mut self,
-        asker: Asker,
-        namespace: &str,
-        queue: u32,
-        delivery: u64,
-        thread: u32,
-    ) -> Result<(), Refusal> {
-        match self.tasks.finishing.get_mut(&delivery) {
-            Some(finishing) if finishing.asker.peer == ABSENT => {
-                // It was reported before a restart of the coordinator.
-                finishing.asker = asker;
-                return Ok(());
-            }
-            Some(_) => return Err(bad("the task has been reported and is being applied")),
-            None => {}
+    /// all have; of a report that is repeated meanwhile, the last request.
+    fn finish_task(&mut self, asker: Asker, namespace: &str, queue: u32, report: DoneReport) {
+        let DoneReport {
+            delivery, thread, ..
+        } = report;
+        if let Some(finishing) = self.tasks.finishing.get_mut(&delivery) {
+            // The worker has given up the request before, or sends it again after a restart of the coordinator.
+            finishing.asker = asker;
+            let image = finishing.image();
+            return self.note_change(|| Change::Finishing(delivery, Some(image)));
         }
         let servers = self.joined_servers();
         let rank = self.peers.get(&asker.peer).map(|peer| peer.rank);
@@ -397,7 +372,6 @@ impl Coordinator {
         if mutants::on(Mutant::TaskAnsweredEarly) {
             self.answer_task(asker, TaskAnswer::Reported { counted: true });
         }
-        Ok(())
     }
 
     /// Handles a server's answer to FinishTask. After the last one the worker's report is answered. A refusal

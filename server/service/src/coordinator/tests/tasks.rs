@@ -139,6 +139,54 @@ fn reports_wait_for_all_servers() {
     );
 }
 
+/// A report that is repeated gets the answer of the first one: while servers apply the task its last request is
+/// answered, and after that each one. A late report stays late. No counter changes twice.
+#[test]
+fn repeated_report_gets_first_answer() {
+    let mut rig = Rig::new(1, 1, LostWorker::GoOn, true);
+    let server = rig.server(0);
+    let worker = rig.worker(0);
+    rig.open(worker, 10);
+    let task = rig.given(worker);
+    let report = |delivery| TaskRequest::Done {
+        queue: QUEUE,
+        delivery,
+        thread: 0,
+        records: 5,
+        pushed: true,
+    };
+    for id in [20, 21] {
+        rig.ask(worker, id, Ask::Tasks(report(task.delivery)));
+    }
+    let orders = rig.obey(server, &CommandReply::Done);
+    assert_eq!(orders.len(), 1, "{orders:?}");
+    let answer = |rig: &mut Rig, id| match rig.answer(worker, id) {
+        Some(Answer::Tasks(answer)) => Some(*answer),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(answer(&mut rig, 21), counted(true));
+    assert_eq!(rig.task(worker, report(task.delivery)), counted(true));
+    assert!(rig.obey(server, &CommandReply::Done).is_empty());
+    for _ in 0..2 {
+        assert_eq!(rig.task(worker, report(77)), counted(false));
+    }
+    let failed = TaskRequest::Failed {
+        queue: QUEUE,
+        delivery: rig.given(worker).delivery,
+        reason: "gone".into(),
+    };
+    for _ in 0..2 {
+        assert_eq!(rig.task(worker, failed.clone()), counted(true));
+    }
+    let Some(TaskAnswer::Over(status)) = rig.task(worker, TaskRequest::Status { queue: QUEUE })
+    else {
+        panic!("{:?}", rig.actions);
+    };
+    let counters = status.counters;
+    assert_eq!((counters.finished, counters.late), (1, 1));
+    assert_eq!((counters.failures, counters.left_out), (1, 1));
+}
+
 /// A task of a lost worker is given to the one that waits, and a late report of another one is refused.
 #[test]
 fn tasks_of_lost_workers_are_given_again() {

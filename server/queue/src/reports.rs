@@ -1,0 +1,82 @@
+//! Answers to the last reports of each worker, for reports that are repeated.
+//!
+//! A worker that has waited for an answer up to its deadline does not know whether its report has arrived, and sends
+//! it again. A thread reports one task at a time, and repeats that report before it takes the next task: the last
+//! report of each thread is enough. Reports of failed tasks name no thread; the last [`FAILED_KEPT`] of a worker are
+//! kept.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use tidewater_protocol::limits::WORKER_THREADS_MAX;
+use tidewater_protocol::mutants::{self, Mutant};
+
+/// Names a worker of the queue's job; its caller chooses the numbers.
+pub type WorkerKey = u64;
+
+/// Reports of failed tasks that are kept for each worker.
+pub(crate) const FAILED_KEPT: usize = 16;
+
+/// A report of a delivery, and its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Answered {
+    delivery: u64,
+    counted: bool,
+}
+
+/// Answered reports of one worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct OfWorker {
+    /// The last finished task of each thread. At most `WORKER_THREADS_MAX` threads.
+    done: BTreeMap<u32, Answered>,
+    /// The last failed tasks, the oldest first.
+    failed: VecDeque<Answered>,
+}
+
+/// Answered reports of all workers of a queue. Memory: about 50 bytes for each thread that has reported a task, and at
+/// most 256 for the failed tasks of a worker.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reports {
+    of_worker: BTreeMap<WorkerKey, OfWorker>,
+}
+
+impl Reports {
+    /// Keeps the answer to the report of a finished task: whether it counts.
+    pub(crate) fn add_done(
+        &mut self,
+        worker: WorkerKey,
+        thread: u32,
+        delivery: u64,
+        counted: bool,
+    ) {
+        let done = &mut self.of_worker.entry(worker).or_default().done;
+        if !done.contains_key(&thread) && done.len() >= WORKER_THREADS_MAX as usize {
+            // No worker has so many threads: the number is wrong, and the worker's own loss.
+            done.pop_last();
+        }
+        done.insert(thread, Answered { delivery, counted });
+    }
+
+    /// Keeps the answer to the report of a failed task.
+    pub(crate) fn add_failed(&mut self, worker: WorkerKey, delivery: u64, counted: bool) {
+        let failed = &mut self.of_worker.entry(worker).or_default().failed;
+        if failed.len() >= FAILED_KEPT {
+            failed.pop_front();
+        }
+        failed.push_back(Answered { delivery, counted });
+    }
+
+    /// The answer to the last report of a thread, if it was of this delivery.
+    pub(crate) fn done(&self, worker: WorkerKey, thread: u32, delivery: u64) -> Option<bool> {
+        let last = self.of_worker.get(&worker)?.done.get(&thread)?;
+        let is_repeated = last.delivery == delivery && !mutants::on(Mutant::RepeatedReportLate);
+        is_repeated.then_some(last.counted)
+    }
+
+    /// The answer to the report of this delivery as failed, if it is one of the last.
+    pub(crate) fn failed(&self, worker: WorkerKey, delivery: u64) -> Option<bool> {
+        let mut last = self.of_worker.get(&worker)?.failed.iter();
+        let found = last.find(|report| report.delivery == delivery)?;
+        (!mutants::on(Mutant::RepeatedReportLate)).then_some(found.counted)
+    }
+}
