@@ -11,6 +11,8 @@ mod feed;
 mod members;
 #[path = "survivors/open.rs"]
 mod open;
+#[path = "survivors/reports.rs"]
+mod reports;
 #[path = "survivors/tasks.rs"]
 mod tasks;
 #[path = "survivors/threads.rs"]

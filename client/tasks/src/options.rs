@@ -5,6 +5,9 @@ use std::time::Duration;
 use tidewater::DomainId;
 use tidewater_protocol::wire::control::{QueueSpec, TaskKind};
 
+/// Default of [`QueueOptions::answer_timeout`].
+const ANSWER: Duration = Duration::from_secs(30);
+
 /// How often pushes of a task count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Delivery {
@@ -23,6 +26,8 @@ pub struct QueueOptions {
     pub(crate) delivery: Delivery,
     pub(crate) ticks: Option<DomainId>,
     pub(crate) allowed_left_out: u64,
+    /// Longest time for the answer of a request to the coordinator, beyond the time for which it keeps one.
+    pub(crate) answer_timeout: Duration,
 }
 
 impl QueueOptions {
@@ -53,6 +58,7 @@ impl QueueOptions {
             delivery: Delivery::ExactlyOnce,
             ticks: None,
             allowed_left_out: 0,
+            answer_timeout: ANSWER,
         }
     }
 
@@ -197,6 +203,14 @@ impl QueueOptions {
     #[must_use]
     pub const fn allow_left_out(mut self, tasks: u64) -> Self {
         self.allowed_left_out = tasks;
+        self
+    }
+
+    /// Sets the time limit of each request to the coordinator (30 s). A report is answered when all servers have
+    /// applied the pushes of its task.
+    #[must_use]
+    pub const fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = timeout;
         self
     }
 }

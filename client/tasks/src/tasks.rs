@@ -19,8 +19,6 @@ use crate::permutation::Permutation;
 const KEPT: Duration = Duration::from_secs(2);
 /// The same for a worker that ticks meanwhile.
 const KEPT_TICKING: Duration = Duration::from_millis(2);
-/// Longest time that an answer may take beyond that.
-const ANSWER: Duration = Duration::from_secs(30);
 
 /// The tasks of a queue. It belongs to one client: give the same one to every call.
 #[derive(Debug)]
@@ -118,7 +116,8 @@ impl Tasks {
     ) -> Result<Self, TaskError> {
         let mut ask = |shards| {
             let spec = options.spec.clone();
-            let answer = client.request_task(TaskRequest::Open { spec, shards }, ANSWER)?;
+            let answer =
+                client.request_task(TaskRequest::Open { spec, shards }, options.answer_timeout)?;
             match answer {
                 TaskAnswer::Queue(number) => Ok(number),
                 _ => Err(protocol("open a queue")),
@@ -170,11 +169,7 @@ impl Tasks {
 
     /// Repeats the report that was not answered, and reports the task that was taken before as failed.
     pub(crate) fn settle(&mut self, client: &mut Client) -> Result<(), TaskError> {
-        if let Some(finished) = self.reported {
-            // Whether it counts was for the call that got no answer.
-            self.report_done(client, finished)?;
-            self.tick(client)?;
-        }
+        self.repeat_report(client)?;
         if let Some(delivery) = self.current {
             self.report_failed(client, delivery, "the worker took the next task instead")?;
         }
@@ -198,7 +193,7 @@ impl Tasks {
             queue: self.queue,
             wait_ms: kept.as_millis() as u64,
         };
-        match client.request_task(request, kept + ANSWER)? {
+        match client.request_task(request, kept + self.options.answer_timeout)? {
             TaskAnswer::Task(task) => {
                 let spec = &self.options.spec;
                 Ok(Taken::Task(CurrentTask {
@@ -277,7 +272,8 @@ impl Tasks {
     ///
     /// # Errors
     /// The refusal of a push of the task. The task has failed then: its pushes are dropped, and it is given again.
-    /// That a server or the coordinator is lost. A deadline: the next [`Tasks::next`] repeats the report.
+    /// That a server or the coordinator is lost. A deadline: repeat the report with [`Tasks::repeat_report`], which
+    /// returns the answer; [`Tasks::next`] does so, too.
     /// [`TaskError::NotOpen`] for a task with dropped pushes, [`TaskError::OtherClient`]: nothing was reported.
     pub fn done(
         &mut self,
@@ -333,8 +329,23 @@ impl Tasks {
         Ok(counted)
     }
 
-    /// Reports a finished task, and drops its pushes if it does not count. Of a repeated report the answer may be
-    /// that it does not count although the first one did: its pushes are applied then, and nothing is left to drop.
+    /// Repeats the report of [`Tasks::done`] that got no answer; returns whether the task counts. The answer is that of
+    /// the first report if it has arrived. `None` without such a report.
+    ///
+    /// # Errors
+    /// As [`Tasks::done`]. After a deadline it can be called again.
+    pub fn repeat_report(&mut self, client: &mut Client) -> Result<Option<bool>, TaskError> {
+        self.check_client(client)?;
+        let Some(finished) = self.reported else {
+            return Ok(None);
+        };
+        let counted = self.report_done(client, finished)?;
+        self.tick(client)?;
+        Ok(Some(counted))
+    }
+
+    /// Reports a finished task, and drops its pushes if it does not count. Without an answer it drops nothing: the
+    /// report is repeated, and its answer decides.
     fn report_done(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
         self.reported = Some(finished);
         let Finished {
@@ -349,7 +360,7 @@ impl Tasks {
             records,
             pushed,
         };
-        let counted = match client.request_task(request, ANSWER)? {
+        let counted = match client.request_task(request, self.options.answer_timeout)? {
             TaskAnswer::Reported { counted } => counted,
             _ => return Err(protocol("report a task")),
         };
@@ -364,7 +375,8 @@ impl Tasks {
     /// out with this reason after too many failures.
     ///
     /// # Errors
-    /// That a server or the coordinator is lost. [`TaskError::OtherClient`].
+    /// That a server or the coordinator is lost. A deadline: repeat the report with [`Tasks::fail_current`];
+    /// [`Tasks::next`] does so, too. [`TaskError::OtherClient`].
     pub fn failed(
         &mut self,
         client: &mut Client,
@@ -374,6 +386,21 @@ impl Tasks {
         self.check_client(client)?;
         self.report_failed(client, task.task.delivery, reason)?;
         self.tick(client)
+    }
+
+    /// Reports the task taken last as failed, if it is neither done nor failed; returns whether there is one. For a
+    /// report of [`Tasks::failed`] or [`Tasks::done`] that met a deadline, or a [`CurrentTask`] that was dropped.
+    ///
+    /// # Errors
+    /// As [`Tasks::failed`]. After a deadline it can be called again.
+    pub fn fail_current(&mut self, client: &mut Client, reason: &str) -> Result<bool, TaskError> {
+        self.check_client(client)?;
+        let Some(delivery) = self.current else {
+            return Ok(false);
+        };
+        self.report_failed(client, delivery, reason)?;
+        self.tick(client)?;
+        Ok(true)
     }
 
     fn report_failed(
@@ -402,7 +429,7 @@ impl Tasks {
             delivery,
             reason: shown(reason),
         };
-        match client.request_task(request, ANSWER)? {
+        match client.request_task(request, self.options.answer_timeout)? {
             TaskAnswer::Reported { .. } => {
                 self.current = self.current.filter(|current| *current != delivery);
                 Ok(())
@@ -418,7 +445,7 @@ impl Tasks {
     pub fn status(&self, client: &mut Client) -> Result<QueueStatus, TaskError> {
         self.check_client(client)?;
         let queue = self.queue;
-        match client.request_task(TaskRequest::Status { queue }, ANSWER)? {
+        match client.request_task(TaskRequest::Status { queue }, self.options.answer_timeout)? {
             TaskAnswer::Over(status) => Ok(status),
             _ => Err(protocol("read the state of a queue")),
         }
