@@ -9,6 +9,7 @@ use crate::cmd::chaos::ChaosArgs;
 use crate::cmd::chaos::worker::{self as chaos_worker, TrainingArgs, WorkerArgs};
 use crate::cmd::compare::CompareArgs;
 use crate::cmd::memory::MemoryArgs;
+use crate::cmd::queue::QueueArgs;
 use crate::cmd::report::ReportArgs;
 use crate::cmd::scale::ScaleArgs;
 use crate::cmd::soak::SoakArgs;
@@ -28,6 +29,7 @@ Examples:
   tidewater-bench rate --transport tcp --sizes 8:4K:x2
   tidewater-bench sparse --rows 1M --dim 64 --batch 1024
   tidewater-bench memory --keys 1M
+  tidewater-bench queue --clients 64 --tasks 100000
   tidewater-bench chaos --seed 7 --rounds 50 --html chaos.html
   tidewater-bench compare --transport shm --gate --json shm.json --html shm.html
   tidewater-bench report latency.json bandwidth.json shm.json --html report.html
@@ -74,6 +76,9 @@ pub enum Command {
     /// Resident memory a key, at the server and in the client's cache of locations
     #[command(after_help = EXAMPLES)]
     Memory(MemoryArgs),
+    /// Tasks that many clients take and report, and their cost at the coordinator
+    #[command(after_help = EXAMPLES)]
+    Queue(QueueArgs),
     /// Faults of real processes by a seeded schedule, with a ledger of all pushes as judge
     #[command(after_help = EXAMPLES)]
     Chaos(ChaosArgs),

@@ -39,6 +39,7 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Scale(args) => cmd::scale::run(args),
         Command::Soak(args) => cmd::soak::run(args),
         Command::Memory(args) => cmd::memory::run(args),
+        Command::Queue(args) => cmd::queue::run(args),
         Command::Chaos(args) => cmd::chaos::run(args),
         Command::Compare(args) => cmd::compare::run(args),
         Command::Report(args) => cmd::report::run(args),

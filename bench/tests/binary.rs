@@ -178,6 +178,28 @@ fn an_applier_alone() {
     assert_eq!(rows.len(), 4, "cached and in memory");
 }
 
+/// Each task of a queue is delivered once; rows and JSON have takes, reports and the coordinator's processor time.
+#[test]
+fn a_queue_delivers_each_task_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let line = format!("queue --clients 5 --tasks 300 --json {}", file.display());
+    let rows = good_rows(&line);
+    let counts: Vec<(f64, f64)> = rows.iter().map(|row| (row[SIZE], row[OPS])).collect();
+    assert_eq!(counts, [(5.0, 300.0); 2]);
+    let document = json(&file);
+    for (row, op) in document["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(["take", "report"])
+    {
+        assert_eq!((&row["test"], &row["op"]), (&"queue".into(), &op.into()));
+        assert!(row["cpu_server_us"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["mops_per_s"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
 /// The resident bytes a key are within their targets.
 #[test]
 fn sparse_rows_take_the_memory_that_targets_allow() {

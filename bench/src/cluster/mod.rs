@@ -1,5 +1,5 @@
 //! The measured cluster: server processes, and clients that connect as any user's client does. The
-//! coordinator is a thread of this process; it is idle while calls are measured.
+//! coordinator is a thread of this process; it is idle while calls are measured, but for those of `queue`.
 
 pub mod child;
 pub mod server;
@@ -21,7 +21,7 @@ use tidewater_service::coordinator::{
 };
 
 use crate::error::{BenchError, Cause};
-use crate::measure::{Meter, Usage};
+use crate::measure::{Meter, Usage, of_thread};
 use crate::options::{Common, Transport};
 use child::Process;
 
@@ -96,6 +96,8 @@ pub struct Cluster {
     /// End of file here makes the coordinator exit.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+    /// Number of the coordinator's thread.
+    coordinator_thread: Pid,
 }
 
 impl Cluster {
@@ -128,12 +130,16 @@ impl Cluster {
         let coordinator = listening.address().to_owned();
         let (stop, stopped) = UnixStream::pair().map_err(|e| failed(e.into()))?;
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
+        let (number, numbers) = std::sync::mpsc::channel();
         let run = move || {
+            // The receiver waits for it.
+            let _ = number.send(rustix::thread::gettid());
             crate::alloc::exclude_this_thread();
             // If this fails, the processes that wait for the coordinator report that it is gone.
             let _ = serve(listening, &[stopped.as_fd()]);
         };
         let thread = thread.spawn(run).map_err(|e| failed(e.into()))?;
+        let coordinator_thread = numbers.recv().map_err(|e| failed(e.into()))?;
         let mut cluster = Self {
             config,
             coordinator,
@@ -141,6 +147,7 @@ impl Cluster {
             servers: Vec::new(),
             stop: Some(stop),
             thread: Some(thread),
+            coordinator_thread,
         };
         cluster.start_servers()?;
         Ok(cluster)
@@ -201,6 +208,14 @@ impl Cluster {
     /// Configuration that the cluster was started with.
     pub const fn config(&self) -> &ClusterConfig {
         &self.config
+    }
+
+    /// Processor time of the coordinator so far.
+    ///
+    /// # Errors
+    /// As of [`of_thread`].
+    pub fn coordinator(&self) -> Result<Usage, BenchError> {
+        of_thread(self.coordinator_thread)
     }
 
     /// Process ids of the servers.

@@ -4,6 +4,7 @@ pub mod apply;
 pub mod chaos;
 pub mod compare;
 pub mod memory;
+pub mod queue;
 pub mod report;
 pub mod scale;
 pub mod soak;

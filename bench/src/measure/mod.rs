@@ -13,7 +13,7 @@ mod usage;
 pub use plan::{Pace, Plan};
 pub use record::{Figures, Samples};
 pub use run::{Measured, run, timer_cost};
-pub use usage::{Meter, NoPeer, Usage, of_this_thread};
+pub use usage::{Meter, NoPeer, Usage, of_this_thread, of_thread};
 
 use crate::error::BenchError;
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,24 @@ pub fn of_this_thread() -> Usage {
     }
 }
 
+/// Processor time of another thread of this process, as the scheduler counts it. Cost: a read of a small file.
+///
+/// # Errors
+/// The thread has ended, or the kernel does not count its threads (`CONFIG_SCHED_INFO`).
+pub fn of_thread(thread: Pid) -> Result<Usage, BenchError> {
+    let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
+    let text = std::fs::read_to_string(&path).map_err(|e| BenchError::file(&path, e))?;
+    let first = text
+        .split_whitespace()
+        .next()
+        .and_then(|ns| ns.parse().ok());
+    let cpu_ns = first.ok_or_else(|| BenchError::file(&path, "it has no processor time"))?;
+    Ok(Usage {
+        cpu_ns,
+        ..Usage::default()
+    })
+}
+
 /// Reports the usage of the other end.
 pub trait Meter {
     /// Usage so far of all processes at the other end. Not called while anything is timed.
@@ -127,6 +146,20 @@ mod tests {
         assert!(after.since(before).cpu_ns >= thread.cpu_ns);
         assert!(after.resident >= 64 << 20);
         drop(block);
+    }
+
+    #[test]
+    fn other_thread_is_counted_alone() {
+        let own = rustix::thread::gettid();
+        let (before, clock) = (of_thread(own).unwrap(), of_this_thread());
+        while of_this_thread().since(clock).cpu_ns < 50_000_000 {}
+        let asked = std::thread::spawn(move || of_thread(own)).join().unwrap();
+        let used = asked.unwrap().since(before).cpu_ns;
+        // The scheduler adds to the sum at its ticks.
+        assert!(used >= 30_000_000, "{used} ns");
+        let new = std::thread::spawn(|| of_thread(rustix::thread::gettid()));
+        let new = new.join().unwrap().unwrap();
+        assert!(new.cpu_ns < 30_000_000, "{new:?}");
     }
 
     #[test]
