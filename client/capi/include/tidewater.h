@@ -1338,21 +1338,25 @@ tw_status tw_tasks_next(tw_session *session,
 
 // Reports the task as finished, with its number of records. `*counted` becomes 1 if it counts: its pushes are
 // applied then. It becomes 0, and they are dropped, if the task was taken back since its time was over, or another
-// worker has finished it first. `counted` may be null. After an error the report may have arrived: the next
-// tw_tasks_next repeats it, so do not count the task. Without one, the task is given again when its time is over.
+// worker has finished it first. `counted` may be null. After TW_ERR_DEADLINE the report may have arrived: call it
+// again. That repeats the report with the first number of records, and has the answer of the first report. Without
+// that call tw_tasks_next and tw_tasks_close repeat it. If the second call finds no task, the deadline was met before
+// the report: the task has failed then, and tw_tasks_fail, tw_tasks_next or tw_tasks_close reports that.
 tw_status tw_tasks_done(tw_session *session,
                         tw_tasks tasks,
                         uint64_t records,
                         int32_t *counted);
 
 // Reports that the task failed by itself, with the reason. Its pushes are dropped; it is given again, and left out
-// with this reason after too many failures.
+// with this reason after too many failures. After an error the session still has the task: call it again, or take the
+// next task, or close the queue. A report that has arrived before costs the task no second try.
 tw_status tw_tasks_fail(tw_session *session,
                         tw_tasks tasks,
                         const char *reason);
 
-// Ends the use of the queue by this session; a task that is not reported has failed. The queue stays with the job.
-// `*tasks` becomes zero.
+// Ends the use of the queue by this session; a task that is not reported has failed, and a report that got no answer
+// is repeated. The queue stays with the job. `*tasks` becomes zero, but after TW_ERR_DEADLINE: the queue is open as
+// before then, with its task; call it again.
 tw_status tw_tasks_close(tw_session *session,
                          tw_tasks *tasks);
 

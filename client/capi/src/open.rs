@@ -46,17 +46,24 @@ pub(crate) struct AnyCall {
     pub(crate) dtype: Option<DType>,
 }
 
-/// A queue as a session has it, and the task that it has taken.
+/// A queue as a session has it, and the task that it has taken and not reported. `tasks` keeps the reports that got no
+/// answer.
 #[derive(Debug)]
 pub(crate) struct OpenQueue {
     pub(crate) tasks: Tasks,
     pub(crate) current: Option<CurrentTask>,
 }
 
+/// Text of a report without a task: the caller has made its calls in the wrong order.
+pub(crate) const NO_TASK: &str =
+    "the session has no task of this queue; take one with tw_tasks_next";
+
 impl OpenQueue {
-    /// Takes the current task; without one the caller has made its calls in the wrong order.
-    pub(crate) fn take_current(&mut self) -> Result<CurrentTask, Failure> {
-        let none = "the session has no task of this queue; take one with tw_tasks_next";
-        self.current.take().ok_or_else(|| Failure::argument(none))
+    /// Repeats the report that got no answer, and reports the task that is not reported as failed.
+    pub(crate) fn report_all(&mut self, client: &mut Client) -> Result<(), Failure> {
+        self.tasks.repeat_report(client)?;
+        let reason = "the worker closed the queue before it reported the task";
+        self.tasks.fail_current(client, reason)?;
+        Ok(())
     }
 }

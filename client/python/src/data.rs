@@ -46,7 +46,8 @@ pub(crate) fn read_options(
         (labels, None) => labels.parse().map_err(wrong)?,
         ("raw" | "binary", Some(class)) => LabelMap::OneVsRest(class),
         _ => {
-            let text = format!("labels is '{labels}', and positive is another mapping; give one of them");
+            let text =
+                format!("labels is '{labels}', and positive is another mapping; give one of them");
             return Err(PyValueError::new_err(text));
         }
     };

@@ -27,6 +27,10 @@ fn raised(error: TaskError) -> PyErr {
     }
 }
 
+fn no_task() -> PyErr {
+    PyValueError::new_err("there is no task; take one first")
+}
+
 fn kind(name: &str) -> PyResult<TaskKind> {
     Ok(match name {
         "train" => TaskKind::Train,
@@ -223,7 +227,7 @@ impl TaskQueue {
         let mut state = self.state()?;
         let state = &mut *state;
         let Some(task) = &state.current else {
-            return Err(PyValueError::new_err("there is no task; take one first"));
+            return Err(no_task());
         };
         if !matches!(task.kind(), TaskKind::Save | TaskKind::End) {
             if state.rows.is_none() {
@@ -244,7 +248,7 @@ impl TaskQueue {
     fn record_numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let state = self.state()?;
         let Some(task) = &state.current else {
-            return Err(PyValueError::new_err("there is no task; take one first"));
+            return Err(no_task());
         };
         let numbers = py.detach(|| task.record_numbers().map(Vec::from_iter));
         Ok(PyArray1::from_vec(py, numbers.map_err(raised)?))
@@ -284,30 +288,36 @@ impl TaskQueue {
         })
     }
 
-    /// Reports the task as finished; returns whether it counts.
+    /// Reports the task as finished; returns whether it counts. Repeats a report that got no answer.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let mut state = self.state()?;
         let state = &mut *state;
-        let Some(task) = state.current.take() else {
-            return Err(PyValueError::new_err("there is no task; take one first"));
-        };
-        let records = match self.is_counted {
-            true => task.shard().size(),
-            false => state.records,
-        };
+        let read = state.records;
+        let current = state.current.take();
         let tasks = state.tasks()?;
-        self.with(py, |client| tasks.done(client, task, records))
+        let counted = match current {
+            Some(task) => {
+                let records = match self.is_counted {
+                    true => task.shard().size(),
+                    false => read,
+                };
+                Some(self.with(py, |client| tasks.done(client, task, records))?)
+            }
+            None => self.with(py, |client| tasks.repeat_report(client))?,
+        };
+        counted.ok_or_else(no_task)
     }
 
-    /// Reports that the task failed by itself.
+    /// Reports that the task failed by itself. After a deadline it can be called again.
     fn failed(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let mut state = self.state()?;
         let state = &mut *state;
-        let Some(task) = state.current.take() else {
-            return Err(PyValueError::new_err("there is no task; take one first"));
-        };
         let tasks = state.tasks()?;
-        self.with(py, |client| tasks.failed(client, task, reason))
+        if !self.with(py, |client| tasks.fail_current(client, reason))? {
+            return Err(no_task());
+        }
+        state.current = None;
+        Ok(())
     }
 
     /// Counters of the queue, and the tasks that are left out.

@@ -6,7 +6,8 @@ use tidewater_tasks::Tasks;
 
 use super::session::tw_session;
 use crate::convert;
-use crate::open::OpenQueue;
+use crate::error::Failure;
+use crate::open::{NO_TASK, OpenQueue};
 use crate::raw;
 use crate::session::run;
 use crate::types::{tw_status, tw_task_info, tw_task_options, tw_tasks};
@@ -81,8 +82,10 @@ pub unsafe extern "C" fn tw_tasks_next(
 
 /// Reports the task as finished, with its number of records. `*counted` becomes 1 if it counts: its pushes are
 /// applied then. It becomes 0, and they are dropped, if the task was taken back since its time was over, or another
-/// worker has finished it first. `counted` may be null. After an error the report may have arrived: the next
-/// tw_tasks_next repeats it, so do not count the task. Without one, the task is given again when its time is over.
+/// worker has finished it first. `counted` may be null. After TW_ERR_DEADLINE the report may have arrived: call it
+/// again. That repeats the report with the first number of records, and has the answer of the first report. Without
+/// that call tw_tasks_next and tw_tasks_close repeat it. If the second call finds no task, the deadline was met before
+/// the report: the task has failed then, and tw_tasks_fail, tw_tasks_next or tw_tasks_close reports that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_tasks_done(
     session: *mut tw_session,
@@ -97,8 +100,11 @@ pub unsafe extern "C" fn tw_tasks_done(
         let counted = unsafe { raw::optional_out(counted, "counted") }?;
         let counts = session.with(|open| {
             let queue = open.queues.get_mut(tasks)?;
-            let task = queue.take_current()?;
-            Ok(queue.tasks.done(&mut open.client, task, records)?)
+            if let Some(task) = queue.current.take() {
+                return Ok(queue.tasks.done(&mut open.client, task, records)?);
+            }
+            let counts = queue.tasks.repeat_report(&mut open.client)?;
+            counts.ok_or_else(|| Failure::argument(NO_TASK))
         })?;
         if let Some(counted) = counted {
             *counted = counts.into();
@@ -108,7 +114,8 @@ pub unsafe extern "C" fn tw_tasks_done(
 }
 
 /// Reports that the task failed by itself, with the reason. Its pushes are dropped; it is given again, and left out
-/// with this reason after too many failures.
+/// with this reason after too many failures. After an error the session still has the task: call it again, or take the
+/// next task, or close the queue. A report that has arrived before costs the task no second try.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_tasks_fail(
     session: *mut tw_session,
@@ -122,14 +129,19 @@ pub unsafe extern "C" fn tw_tasks_fail(
         let reason = unsafe { raw::text(reason, "reason") }?;
         session.with(|open| {
             let queue = open.queues.get_mut(tasks)?;
-            let task = queue.take_current()?;
-            Ok(queue.tasks.failed(&mut open.client, task, reason)?)
+            let was_open = queue.tasks.fail_current(&mut open.client, reason)?;
+            queue.current = None;
+            match was_open {
+                true => Ok(()),
+                false => Err(Failure::argument(NO_TASK)),
+            }
         })
     })
 }
 
-/// Ends the use of the queue by this session; a task that is not reported has failed. The queue stays with the job.
-/// `*tasks` becomes zero.
+/// Ends the use of the queue by this session; a task that is not reported has failed, and a report that got no answer
+/// is repeated. The queue stays with the job. `*tasks` becomes zero, but after TW_ERR_DEADLINE: the queue is open as
+/// before then, with its task; call it again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_tasks_close(
     session: *mut tw_session,
@@ -142,13 +154,14 @@ pub unsafe extern "C" fn tw_tasks_close(
         let handle = unsafe { raw::out(tasks, "the place of the queue") }?;
         session.with(|open| {
             let queue = open.queues.get_mut(*handle)?;
-            if let Some(task) = queue.current.take() {
-                let reason = "the worker closed the queue before it reported the task";
-                queue.tasks.failed(&mut open.client, task, reason)?;
+            let reported = queue.report_all(&mut open.client);
+            let is_late = |failure: &Failure| failure.status == tw_status::TW_ERR_DEADLINE;
+            if !reported.as_ref().is_err_and(is_late) {
+                // No later call can succeed where this one has failed.
+                open.queues.remove(*handle)?;
+                *handle = 0;
             }
-            open.queues.remove(*handle).map(drop)
-        })?;
-        *handle = 0;
-        Ok(())
+            Ok(reported)
+        })?
     })
 }

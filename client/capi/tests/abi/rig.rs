@@ -35,12 +35,18 @@ impl Rig {
     }
 
     pub(crate) fn with_functions(workers: u32, functions: ServerFunctions) -> Self {
-        let config = ClusterConfig {
+        Self::of(ClusterConfig {
             servers: 2,
             workers,
             functions,
-            token: Some(JobToken::new([7; 32])),
             ..ClusterConfig::default()
+        })
+    }
+
+    pub(crate) fn of(config: ClusterConfig) -> Self {
+        let config = ClusterConfig {
+            token: Some(JobToken::new([7; 32])),
+            ..config
         };
         let cluster = Cluster::start(&config).unwrap();
         let folder = tempfile::tempdir().unwrap();
