@@ -248,7 +248,7 @@ fn unreadable_record_fails_its_task() {
     let mut client = client_of(&job, 0);
     let mut lines: Vec<Vec<u8>> = (1..=24).map(|n| format!("1 {n}:1").into()).collect();
     lines[13] = b"nonsense".to_vec();
-    let source = Arc::new(MemorySource::new("lines", lines.into()));
+    let source = Arc::new(MemorySource::new("lines", lines));
     let options = options(6).failures_max(2);
     let tasks = Tasks::open(&mut client, source, &options).unwrap();
     let mut feed = RecordFeed::rows(tasks, &ReadOptions::default()).unwrap();
@@ -379,7 +379,7 @@ fn other_record_orders_are_refused() {
     let count = refusal(11, &seeded);
     assert!(count.contains("another number of records"), "{count}");
     let lines = vec![b"1 1:1".to_vec(); 4];
-    let source = Arc::new(MemorySource::new("lines", lines.into()));
+    let source = Arc::new(MemorySource::new("lines", lines));
     let files = Tasks::open(&mut client, source, &options(2).shuffled_records(7)).unwrap_err();
     assert!(matches!(files, TaskError::ShuffledSource { .. }), "{files}");
     // Tasks that are lost, taken back or failed have their numbers again.

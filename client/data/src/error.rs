@@ -186,9 +186,7 @@ pub enum FileFault {
     #[error("a part of a record is out of order (flag {0})")]
     Part(u32),
     /// The payload does not have its checksum.
-    #[error(
-        "the checksum is {found:#x}, the header has {expected:#x} (files of pyrecordio 0.0.4 and before have another          header; write them again)"
-    )]
+    #[error("the checksum is {found:#x}, the header has {expected:#x}")]
     Checksum {
         /// Checksum in the header.
         expected: u32,

@@ -378,6 +378,9 @@ impl MergedMetrics {
 
     /// One line of JSON without its end: `event` (always "metrics"), `epoch`, `workers`, and `metrics` with a number
     /// or `null` for each name.
+    ///
+    /// # Panics
+    /// Never: numbers and strings always have a JSON form.
     pub fn to_json(&self) -> String {
         let line = Line {
             event: "metrics",

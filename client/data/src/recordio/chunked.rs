@@ -3,6 +3,11 @@
 //! A chunk has a header of five words: the magic number, the CRC-32 (IEEE) of the compressed payload, the
 //! compressor, the compressed size, the number of records. The payload is, for each record, its length in a word
 //! and its bytes.
+//!
+//! Files of `pyrecordio` 0.0.4 and before are read too. Their headers have other words behind the magic number: the
+//! number of records, the CRC-32C (Castagnoli) of the compressed payload, the compressor counted from 1, the compressed
+//! size; snappy is the raw format. Their fourth word is 1 to 3, which no chunk of the layout above has there: a payload of
+//! records has at least 4 bytes.
 
 use std::io::{self, Read, Write};
 
@@ -30,10 +35,21 @@ pub enum Compressor {
     Gzip = 2,
 }
 
+/// Which words a header has, and how its payload is checked and compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// That of PaddlePaddle, ElasticDL and `pyrecordio` 0.0.6; the only one that is written.
+    Current,
+    /// That of `pyrecordio` 0.0.4 and before.
+    Old,
+}
+
 /// Header of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// CRC-32 of the compressed payload.
+    /// Layout of the chunk.
+    pub layout: Layout,
+    /// Checksum of the compressed payload: CRC-32, or CRC-32C in the old layout.
     pub checksum: u32,
     /// Compression of the payload.
     pub compressor: Compressor,
@@ -41,6 +57,17 @@ pub struct Header {
     pub compressed_bytes: u32,
     /// Number of records of the chunk.
     pub records: u32,
+}
+
+impl Compressor {
+    const fn of(code: u32) -> Result<Self, FileFault> {
+        match code {
+            0 => Ok(Self::None),
+            1 => Ok(Self::Snappy),
+            2 => Ok(Self::Gzip),
+            code => Err(FileFault::Compressor(code)),
+        }
+    }
 }
 
 impl Header {
@@ -55,16 +82,21 @@ impl Header {
         if found != expected {
             return Err(FileFault::Magic { expected, found });
         }
-        Ok(Self {
-            checksum: word(1),
-            compressor: match word(2) {
-                0 => Compressor::None,
-                1 => Compressor::Snappy,
-                2 => Compressor::Gzip,
-                code => return Err(FileFault::Compressor(code)),
+        Ok(match word(3) {
+            code @ 1..=3 => Self {
+                layout: Layout::Old,
+                checksum: word(2),
+                compressor: Compressor::of(code - 1)?,
+                compressed_bytes: word(4),
+                records: word(1),
             },
-            compressed_bytes: word(3),
-            records: word(4),
+            bytes => Self {
+                layout: Layout::Current,
+                checksum: word(1),
+                compressor: Compressor::of(word(2))?,
+                compressed_bytes: bytes,
+                records: word(4),
+            },
         })
     }
 
@@ -98,13 +130,20 @@ impl Chunk {
     /// # Errors
     /// A checksum or compression that does not match, records that do not fill the payload.
     pub fn decode(header: &Header, compressed: Vec<u8>) -> Result<Self, FileFault> {
-        let (found, expected) = (crc32fast::hash(&compressed), header.checksum);
+        let found = match header.layout {
+            Layout::Current => crc32fast::hash(&compressed),
+            Layout::Old => crc32c::crc32c(&compressed),
+        };
+        let expected = header.checksum;
         if found != expected && !mutants::on(Mutant::ChunkChecksumIgnored) {
             return Err(FileFault::Checksum { expected, found });
         }
         let payload = match header.compressor {
             Compressor::None => compressed,
-            Compressor::Snappy => unpack(snap::read::FrameDecoder::new(&compressed[..]))?,
+            Compressor::Snappy => match header.layout {
+                Layout::Current => unpack(snap::read::FrameDecoder::new(&compressed[..]))?,
+                Layout::Old => unpack_raw(&compressed)?,
+            },
             Compressor::Gzip => unpack(flate2::bufread::MultiGzDecoder::new(&compressed[..]))?,
         };
         let mut chunk = Self {
@@ -175,6 +214,19 @@ fn unpack(source: impl Read) -> Result<Vec<u8>, FileFault> {
     }
     read.map_err(|_| FileFault::Decompress)?;
     Ok(payload)
+}
+
+/// Decompresses a payload of raw snappy, which begins with its decompressed size.
+fn unpack_raw(compressed: &[u8]) -> Result<Vec<u8>, FileFault> {
+    let limit = DATA_CHUNK_BYTES_MAX;
+    match snap::raw::decompress_len(compressed) {
+        Ok(bytes) if bytes > limit => Err(FileFault::TooLong { limit }),
+        Ok(_) => {
+            let payload = snap::raw::Decoder::new().decompress_vec(compressed);
+            payload.map_err(|_| FileFault::Decompress)
+        }
+        Err(_) => Err(FileFault::Decompress),
+    }
 }
 
 /// Reads the header of the next chunk; `None` at the end of the source.
@@ -275,6 +327,7 @@ impl<W: Write> Writer<W> {
             }
         }
         let header = Header {
+            layout: Layout::Current,
             checksum: crc32fast::hash(&packed),
             compressor: self.compressor,
             compressed_bytes: packed.len() as u32,

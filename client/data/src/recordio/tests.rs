@@ -148,6 +148,129 @@ fn chunked_golden_bytes_are_read() {
     assert_eq!(chunk(b"").unwrap(), Vec::<Vec<u8>>::new());
 }
 
+/// Written by `pyrecordio` 0.0.4 with chunks of 7 bytes of records: "1 1:1", "" and ff 00 in the first chunk, six times
+/// "abc" in the second. Each chunk is its header, a line below, and its payload.
+const OLD: [(&str, &str); 6] = [
+    // magic number, 3 records, CRC-32C, compressor 1 (none), 19 bytes; a length before each record
+    (
+        "04030201030000008b6476760100000013000000",
+        "050000003120313a310000000002000000ff00",
+    ),
+    (
+        "0403020101000000ac8ec1c80100000016000000",
+        "12000000616263616263616263616263616263616263",
+    ),
+    // compressor 2: raw snappy, whose first byte is the size of the records with their lengths
+    (
+        "0403020103000000440d36980200000015000000",
+        "1348050000003120313a310000000002000000ff00",
+    ),
+    (
+        "0403020101000000c08a69e90200000018000000",
+        "165412000000616263616263616263616263616263616263",
+    ),
+    // compressor 3: gzip
+    (
+        "0403020103000000b5e9a65d0300000024000000",
+        "1f8b0800c88c0a6b02ff63656060305430b43204d20c4c40fc9f01005e64434f13000000",
+    ),
+    (
+        "04030201010000003b4fd066030000001c000000",
+        "1f8b0800c88c0a6b02ff13626060484c4a464300683db39416000000",
+    ),
+];
+
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pair = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks_exact(2).map(pair).collect()
+}
+
+#[test]
+fn old_golden_bytes_are_read() {
+    let records = [
+        b"1 1:1".to_vec(),
+        vec![],
+        vec![0xff, 0x00],
+        b"abcabcabcabcabcabc".to_vec(),
+    ];
+    for file in OLD.chunks_exact(2) {
+        let parts = file
+            .iter()
+            .map(|(header, payload)| format!("{header}{payload}"));
+        let file = bytes_of(&parts.collect::<String>());
+        assert_eq!(chunk(&file).unwrap(), records);
+        for at in 0..file.len() {
+            for bit in 0..8 {
+                let mut damaged = file.clone();
+                damaged[at] ^= 1 << bit;
+                // gzip has bytes of its own that mean nothing: the checksum sees them.
+                assert!(chunk(&damaged).is_err(), "byte {at}, bit {bit}");
+            }
+        }
+        let second = bytes_of(OLD[0].0).len() + 19;
+        for cut in (1..file.len()).filter(|cut| *cut != second) {
+            // A cut between two chunks leaves a file of one.
+            let found = chunk(&file[..cut]);
+            assert!(found.is_err() || found.unwrap().len() == 3, "{cut}");
+        }
+    }
+}
+
+/// A chunk as `pyrecordio` 0.0.4 writes it.
+fn old(records: &[Vec<u8>], compressor: u32) -> Vec<u8> {
+    use std::io::Write as _;
+    let lengths = |record: &Vec<u8>| [&(record.len() as u32).to_le_bytes(), &record[..]].concat();
+    let plain: Vec<u8> = records.iter().flat_map(lengths).collect();
+    let packed = match compressor {
+        1 => plain,
+        2 => snap::raw::Encoder::new().compress_vec(&plain).unwrap(),
+        _ => {
+            let level = flate2::Compression::default();
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+            encoder.write_all(&plain).unwrap();
+            encoder.finish().unwrap()
+        }
+    };
+    let words = [
+        chunked::MAGIC,
+        records.len() as u32,
+        crc32c::crc32c(&packed),
+        compressor,
+        packed.len() as u32,
+    ];
+    let header = words.into_iter().flat_map(u32::to_le_bytes);
+    header.chain(packed).collect()
+}
+
+/// No file of one layout is taken for one of the other, whatever its records: 1,000 random ones of each.
+#[test]
+fn layouts_are_told_apart() {
+    let mut state = 7u64;
+    let mut random = |below: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % below
+    };
+    for _ in 0..1_000 {
+        let count = 1 + random(5);
+        let records: Vec<Vec<u8>> = (0..count)
+            .map(|_| (0..random(40)).map(|_| random(4) as u8).collect())
+            .collect();
+        let kind = random(3) as u32;
+        let file = old(&records, kind + 1);
+        let header = chunked::read_header(&mut &file[..]).unwrap().unwrap();
+        assert_eq!(header.unwrap().layout, chunked::Layout::Old);
+        assert_eq!(chunk(&file).unwrap(), records);
+        let compressor = [Compressor::None, Compressor::Snappy, Compressor::Gzip][kind as usize];
+        let file = written(&records, compressor, 1 << 20);
+        let header = chunked::read_header(&mut &file[..]).unwrap().unwrap();
+        assert_eq!(header.unwrap().layout, chunked::Layout::Current);
+        assert_eq!(chunk(&file).unwrap(), records);
+    }
+}
+
 /// No flipped bit of a file goes unseen: a checksum, or a rule of the header, finds it.
 #[test]
 fn chunked_damage_is_an_error() {
