@@ -9,7 +9,7 @@ use tidewater_tasks::{CurrentTask, Tasks};
 
 use crate::error::Failure;
 use crate::handles::Handles;
-use crate::values::AnyPull;
+use crate::values::{AnyPull, Gathered};
 
 /// State of a session while it is open.
 pub(crate) struct Open {
@@ -22,22 +22,12 @@ pub(crate) struct Open {
     pub(crate) buffers: Handles<AnyPushBuffer>,
     pub(crate) calls: Handles<AnyCall>,
     pub(crate) queues: Handles<OpenQueue>,
-    /// An all-gather that every worker has completed, and whose values found no room here.
+    /// An all-gather that every worker has completed. Its values found no room here.
     pub(crate) gathered: Option<Gathered>,
     /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call without a timeout of its own.
     pub(crate) timeout: Duration,
-}
-
-/// The values of an all-gather, for the call that repeats it with more room.
-#[derive(Debug)]
-pub(crate) struct Gathered {
-    pub(crate) dtype: DType,
-    /// The bytes that this worker gave.
-    pub(crate) own: Vec<u8>,
-    /// Those of all workers, in rank order.
-    pub(crate) all: Vec<u8>,
 }
 
 /// A call under way, and the type of the table that it creates.

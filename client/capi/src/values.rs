@@ -8,7 +8,6 @@ use tidewater_protocol::table::{DType, PushOp};
 use zerocopy::IntoBytes as _;
 
 use crate::error::Failure;
-use crate::open::{Gathered, Open};
 
 /// Elements for reading, by type.
 #[derive(Debug)]
@@ -33,6 +32,16 @@ pub(crate) enum ValuesMut<'a> {
 pub(crate) struct AnyPull {
     pub(crate) ticket: PullTicket,
     pub(crate) table: AnyTable,
+}
+
+/// The values of an all-gather, for the call that repeats it with more room.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    pub(crate) dtype: DType,
+    /// The bytes that this worker gave.
+    pub(crate) own: Vec<u8>,
+    /// Those of all workers, in rank order.
+    pub(crate) all: Vec<u8>,
 }
 
 /// Evaluates an expression with a table and an array of its type; another type is a failure.
@@ -200,16 +209,22 @@ pub(crate) fn add(
     }?)
 }
 
+/// `kept` is of a call that found no room, for its repetition.
 pub(crate) fn all_gather(
-    open: &mut Open,
+    client: &mut Client,
+    kept: &mut Option<Gathered>,
     values: Values<'_>,
     all: ValuesMut<'_>,
 ) -> Result<(), Failure> {
-    fn gather<T: Element>(open: &mut Open, values: &[T], all: &mut [T]) -> Result<(), Failure> {
+    fn gather<T: Element>(
+        client: &mut Client,
+        kept: &mut Option<Gathered>,
+        values: &[T],
+        all: &mut [T],
+    ) -> Result<(), Failure> {
         let own = values.as_bytes();
-        let kept = open.gathered.take();
-        let kept = kept.filter(|kept| kept.dtype == T::DTYPE && kept.own == own);
-        let client = &mut open.client;
+        let earlier = kept.take();
+        let earlier = earlier.filter(|call| call.dtype == T::DTYPE && call.own == own);
         let room = |workers: usize, all: &[T]| {
             Failure::argument(format_args!(
                 "all has room for {} elements; {workers} workers give {} each",
@@ -221,14 +236,14 @@ pub(crate) fn all_gather(
         if workers > 0 && values.len().checked_mul(workers) != Some(all.len()) {
             return Err(room(workers, all));
         }
-        let given = match kept {
-            Some(kept) => kept.all,
+        let given = match earlier {
+            Some(call) => call.all,
             None => client.all_gather(values)?.as_bytes().to_vec(),
         };
         // In a job of open size the workers are known now, and have completed the call.
         let Some(to) = all.as_mut_bytes().get_mut(..given.len()) else {
             let refusal = room(client.collective_ranks().len(), all);
-            open.gathered = Some(Gathered {
+            *kept = Some(Gathered {
                 dtype: T::DTYPE,
                 own: own.to_vec(),
                 all: given,
@@ -239,10 +254,10 @@ pub(crate) fn all_gather(
         Ok(())
     }
     match (values, all) {
-        (Values::F32(values), ValuesMut::F32(all)) => gather(open, values, all),
-        (Values::F64(values), ValuesMut::F64(all)) => gather(open, values, all),
-        (Values::I32(values), ValuesMut::I32(all)) => gather(open, values, all),
-        (Values::I64(values), ValuesMut::I64(all)) => gather(open, values, all),
+        (Values::F32(values), ValuesMut::F32(all)) => gather(client, kept, values, all),
+        (Values::F64(values), ValuesMut::F64(all)) => gather(client, kept, values, all),
+        (Values::I32(values), ValuesMut::I32(all)) => gather(client, kept, values, all),
+        (Values::I64(values), ValuesMut::I64(all)) => gather(client, kept, values, all),
         (values, all) => Err(Failure::dtype(values.dtype(), all.dtype())),
     }
 }

@@ -90,7 +90,7 @@ pub enum TaskError {
     NoNumbers {
         /// Number of the task.
         number: u64,
-        /// First byte.
+        /// First byte of the task's range.
         first: u64,
         /// End of the bytes.
         end: u64,

@@ -73,7 +73,7 @@ impl TaskRecords for RecordNumbers {
 /// What a [`RecordFeed`] has next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next<T> {
-    /// A record.
+    /// The next record of the task.
     Record(T),
     /// No record comes before those that were read are done: use the batch as it is, and report it with
     /// [`RecordFeed::done`]. The tasks of this feed may be the last ones, or as many as it may hold.
@@ -87,7 +87,7 @@ pub enum Next<T> {
 /// What becomes of a held task.
 #[derive(Debug)]
 enum Progress {
-    /// Records may follow.
+    /// There may be more records.
     Reading,
     /// All of its records are read.
     Read,

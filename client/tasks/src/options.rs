@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewater::DomainId;
 use tidewater_protocol::wire::control::{QueueSpec, TaskKind};
 
-/// Default of [`QueueOptions::answer_timeout`].
+/// Time limit of a request unless [`QueueOptions::answer_timeout`] sets another one.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// How often pushes of a task count.

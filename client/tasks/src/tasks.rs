@@ -1,4 +1,4 @@
-//! The tasks of a queue, as one client takes them.
+//! The tasks of a queue, as one client takes them. (long: its documentation.)
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

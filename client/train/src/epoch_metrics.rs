@@ -13,13 +13,13 @@ pub enum EpochMetricsError {
         "a metric cannot be named {name:?}: the name is empty or taken; give each metric its own"
     )]
     Name {
-        /// The name.
+        /// Name that was refused.
         name: String,
     },
     /// No metric has this name.
     #[error("no metric is named {name:?}; define it first, at every worker")]
     Unknown {
-        /// The name.
+        /// Name that was looked for.
         name: String,
     },
     /// A value or a weight is not finite, or a weight is negative.
@@ -30,7 +30,7 @@ pub enum EpochMetricsError {
     Value {
         /// Name of the metric.
         name: String,
-        /// The value.
+        /// Value that was refused.
         value: f64,
         /// Its weight; 1 for metrics without weights.
         weight: f64,
@@ -41,7 +41,7 @@ pub enum EpochMetricsError {
     Kind {
         /// Name of the metric.
         name: String,
-        /// What it takes.
+        /// What the metric takes instead.
         takes: String,
     },
     /// Two workers have defined different metrics.
@@ -134,7 +134,7 @@ pub struct MetricValue {
 }
 
 impl EpochMetrics {
-    /// Without metrics.
+    /// A set without metrics, to which definitions are added.
     pub fn new() -> Self {
         Self::default()
     }
@@ -174,7 +174,7 @@ impl EpochMetrics {
         self.insert(name, Kind::Max, vec![f64::NEG_INFINITY], merge, finite)
     }
 
-    /// Defines a metric whose state, a few numbers, the program merges and turns into a value: a ratio, an F1
+    /// Defines a metric of a few numbers, its state, which the program merges and turns into a value: a ratio, an F1
     /// score, a histogram. States are added by [`EpochMetrics::add_state`]. Merging must not depend on the order
     /// within a worker if the value is not to.
     ///

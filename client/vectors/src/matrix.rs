@@ -15,7 +15,7 @@ pub struct Triple<T> {
     pub row: u64,
     /// Number of the column.
     pub column: u32,
-    /// The value.
+    /// Value of the element.
     pub value: T,
 }
 

@@ -1,4 +1,4 @@
-//! One queue: its tasks, their deliveries, and what becomes of them.
+//! One queue: its tasks, their deliveries, and what becomes of them. (long: one state machine.)
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -1,3 +1,5 @@
+// (long: one model of a queue and its cases.)
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

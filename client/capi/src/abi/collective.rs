@@ -38,7 +38,7 @@ pub unsafe extern "C" fn tw_all_gather(
         let values = unsafe { raw::values(values, elements, dtype) }?;
         // SAFETY: the contract of the module, and it does not overlap the values.
         let all = unsafe { raw::values_mut(all, all_elements, dtype) }?;
-        session.with(|open| values::all_gather(open, values, all))
+        session.with(|open| values::all_gather(&mut open.client, &mut open.gathered, values, all))
     })
 }
 

@@ -160,7 +160,7 @@ const OLD: [(&str, &str); 6] = [
         "0403020101000000ac8ec1c80100000016000000",
         "12000000616263616263616263616263616263616263",
     ),
-    // compressor 2: raw snappy, whose first byte is the size of the records with their lengths
+    // compressor 2: raw snappy; its first byte is the size of the records with their lengths
     (
         "0403020103000000440d36980200000015000000",
         "1348050000003120313a310000000002000000ff00",
