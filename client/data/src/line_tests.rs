@@ -136,6 +136,7 @@ fn labels_are_mapped() {
     assert_eq!(named("above:0"), [0.0, 0.0, 1.0, 1.0]);
     assert_eq!(named("above:1"), [0.0, 0.0, 0.0, 1.0]);
     assert_eq!(named("sign:-0.5"), [-1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(named("sign:1"), [-1.0, -1.0, -1.0, 1.0]);
     assert_eq!(named("shift:-1"), [-2.0, -1.0, 0.0, 2.0]);
     assert_eq!(named("shift:1"), [0.0, 1.0, 2.0, 4.0]);
     assert_eq!(named("raw"), [-1.0, 0.0, 1.0, 3.0]);

@@ -66,7 +66,11 @@ def test_formats_labels_and_schemas():
     assert batch.labels.tolist() == [0, 1]
     raises(ValueError, "no data format", lambda: list(open_data(path, "xml")))
     raises(ValueError, "needs a schema", lambda: list(open_data(path, "csv")))
-    raises(ValueError, "labels is 'b'", lambda: list(open_data(path, labels="b")))
+    for mapping, mapped in (("above:1", [0, 1]), ("above:2", [0, 0]), ("sign:1", [-1, 1]), ("shift:-1", [0, 1])):
+        (batch,) = open_data(path, schema=schema, labels=mapping)
+        assert batch.labels.tolist() == mapped, (mapping, batch.labels)
+    raises(ValueError, "`b` is no mapping of labels", lambda: list(open_data(path, labels="b")))
+    raises(ValueError, "give one of them", lambda: list(open_data(path, labels="above:1", positive=2)))
     raises(ValueError, "labels of a two-class set", lambda: list(open_data(path, schema=schema, labels="binary")))
 
 

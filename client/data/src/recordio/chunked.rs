@@ -216,16 +216,17 @@ fn unpack(source: impl Read) -> Result<Vec<u8>, FileFault> {
     Ok(payload)
 }
 
-/// Decompresses a payload of raw snappy, which begins with its decompressed size.
+/// Decompresses a payload of raw snappy, which begins with its decompressed size. Memory grows with the bytes that are
+/// there: a copy of at most 64 bytes takes two bytes or more.
 fn unpack_raw(compressed: &[u8]) -> Result<Vec<u8>, FileFault> {
     let limit = DATA_CHUNK_BYTES_MAX;
     match snap::raw::decompress_len(compressed) {
         Ok(bytes) if bytes > limit => Err(FileFault::TooLong { limit }),
-        Ok(_) => {
+        Ok(bytes) if bytes <= 32 * compressed.len() => {
             let payload = snap::raw::Decoder::new().decompress_vec(compressed);
             payload.map_err(|_| FileFault::Decompress)
         }
-        Err(_) => Err(FileFault::Decompress),
+        _ => Err(FileFault::Decompress),
     }
 }
 

@@ -243,6 +243,23 @@ fn old(records: &[Vec<u8>], compressor: u32) -> Vec<u8> {
     header.chain(packed).collect()
 }
 
+/// A chunk that claims more records than its bytes can hold takes no memory for them.
+#[test]
+fn old_snappy_claims_are_checked() {
+    // The decompressed size of 2^26 as a varint, and nothing behind it.
+    let packed = [0x80, 0x80, 0x80, 0x20];
+    let words = [
+        chunked::MAGIC,
+        1,
+        crc32c::crc32c(&packed),
+        2,
+        packed.len() as u32,
+    ];
+    let header = words.into_iter().flat_map(u32::to_le_bytes);
+    let file: Vec<u8> = header.chain(packed).collect();
+    assert_eq!(chunk(&file), Err(FileFault::Decompress));
+}
+
 /// No file of one layout is taken for one of the other, whatever its records: 1,000 random ones of each.
 #[test]
 fn layouts_are_told_apart() {
