@@ -1,7 +1,7 @@
 //! Tables of rows as matrices: diagonals, triples and selected columns against a local matrix.
 
 use tidewater::{
-    Client, ClientError, Element, Job, JoinOptions, PullOptions, PushOp, SyncMode, Table,
+    Client, ClientError, Element, Job, JoinOptions, PullOptions, PushOp, Reduce, SyncMode, Table,
     TableBuilder,
 };
 use tidewater_vectors::matrix::{self, Triple};
@@ -116,6 +116,13 @@ fn triples_add_up_or_the_last_one_counts() {
             .unwrap();
         assert_eq!(out, local);
 
+        // Of pushes that nobody has waited for nothing is lost.
+        for n in 0..50 {
+            drop(matrix::add_triples(&mut client, &table, &[triple(1, 2, n)]).unwrap());
+            drop(matrix::assign_triples(&mut client, &table, &[triple(1, 0, n)]).unwrap());
+            local[3] = n;
+            local[5] += n;
+        }
         let assigned = [triple(3, 2, 8), triple(1, 1, 4), triple(3, 2, 9)];
         let ticket = matrix::assign_triples(&mut client, &table, &assigned).unwrap();
         client.wait_applied(&ticket).unwrap();
@@ -171,6 +178,8 @@ fn wrong_places_are_refused_before_anything_is_sent() {
     let rows = client.create_table::<i64>(rows.spec()).unwrap();
     let sparse = TableBuilder::sparse::<i64>("sparse", 3);
     let sparse = client.create_table::<i64>(sparse.spec()).unwrap();
+    let ticked = TableBuilder::rows::<i64>("ticked", 2, 3).at_clock(Reduce::Sum);
+    let ticked = client.create_table::<i64>(ticked.spec()).unwrap();
     let mut out = [0; 5];
     let options = PullOptions::default();
     let wrong = [(0, 0, 1), (0, 3, 1)].map(|(row, column, value)| triple(row, column, value));
@@ -180,6 +189,7 @@ fn wrong_places_are_refused_before_anything_is_sent() {
         matrix::assign_identity(client, &sparse).err(),
         matrix::add_triples(client, &rows, &wrong).err(),
         matrix::assign_triples(client, &rows, &wrong).err(),
+        matrix::assign_triples(client, &ticked, &wrong[..1]).err(),
         matrix::pull_columns(client, &rows, &[0], &[3], &mut out[..1], options).err(),
         matrix::pull_columns(client, &rows, &[0, 1], &[0, 1], &mut out, options).err(),
     ];
@@ -194,9 +204,13 @@ fn wrong_places_are_refused_before_anything_is_sent() {
             "assign_identity sparse: the table has no numbered rows; create it by TableBuilder::rows",
             "add_triples rows: column 3 of a table with 3 columns",
             "assign_triples rows: column 3 of a table with 3 columns",
+            "assign_triples ticked: the rows do not show this client's own pushes before a tick, or the end of its \
+             task; assign complete rows by push_rows",
             "pull_columns rows: column 3 of a table with 3 columns",
             "pull_columns rows: out has 5 elements; 2 rows of 2 columns have 4",
         ]
     );
+    client.flush().unwrap();
     assert_eq!(pulled(client, &rows, 2), [0; 6]);
+    assert_eq!(client.count_keys(&sparse).unwrap(), 0);
 }

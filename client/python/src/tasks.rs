@@ -444,11 +444,12 @@ impl TaskFeed {
         })
     }
 
-    /// Reports records as done; returns the number of tasks that are finished by it.
-    fn done(&self, py: Python<'_>, records: u64) -> PyResult<u64> {
+    /// Reports all records that were given as done, also after a call that failed; returns the number of tasks that
+    /// are finished by it.
+    fn done(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |client, state| match &mut state.feed {
-            Feed::Rows(feed) => feed.done(client, records),
-            Feed::Numbers(feed) => feed.done(client, records),
+            Feed::Rows(feed) => feed.done(client, feed.undone()),
+            Feed::Numbers(feed) => feed.done(client, feed.undone()),
         })
     }
 

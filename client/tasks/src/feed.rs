@@ -483,8 +483,8 @@ impl<R: TaskRecords> RecordFeed<R> {
         Ok(())
     }
 
-    /// Records that were given and are not done.
-    fn undone(&self) -> u64 {
+    /// Number of records that were given and are not done.
+    pub fn undone(&self) -> u64 {
         self.held.iter().map(|held| held.read - held.done).sum()
     }
 

@@ -175,8 +175,9 @@ impl EpochMetrics {
     }
 
     /// Defines a metric of a few numbers, its state, which the program merges and turns into a value: a ratio, an F1
-    /// score, a histogram. States are added by [`EpochMetrics::add_state`]. Merging must not depend on the order
-    /// within a worker if the value is not to.
+    /// score, a histogram. States are added by [`EpochMetrics::add_state`]. `initial` must be neutral, as 0 is for a sum
+    /// and 1 for a product: it is merged once for each worker. Merging must not depend on the order within a worker
+    /// if the value is not to.
     ///
     /// # Errors
     /// [`EpochMetricsError::Name`]; [`EpochMetricsError::Kind`] for an initial state without numbers.
@@ -269,7 +270,8 @@ impl EpochMetrics {
     /// Cost: one collective call of 8 bytes a number of the states.
     ///
     /// # Errors
-    /// [`EpochMetricsError::Definitions`], at every worker; [`EpochMetricsError::Client`]. The values are kept then.
+    /// [`EpochMetricsError::Definitions`], at every worker; [`EpochMetricsError::Client`], also where definitions have
+    /// different lengths. The values are kept then; repeat the call before anything is added.
     pub fn merge(
         &mut self,
         client: &mut Client,
@@ -364,7 +366,19 @@ impl Metric {
                 weight,
             });
         }
-        (self.merge)(&mut self.state, part);
+        let mut merged = self.state.clone();
+        (self.merge)(&mut merged, part);
+        // A sum over two large numbers is none.
+        let is_sound = |(new, old): (&f64, &f64)| new.is_finite() || new == old;
+        if !merged.iter().zip(&self.state).all(is_sound) {
+            let name = self.name.clone();
+            return Err(EpochMetricsError::Value {
+                name,
+                value,
+                weight,
+            });
+        }
+        self.state = merged;
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidewater::{Client, ClientError, Element, PullOptions, PushOp, Table, Ticket};
-use tidewater_protocol::table::{DenseLayout, Shape};
+use tidewater_protocol::table::{Apply, DenseLayout, Shape};
 
 /// Maximum bytes of rows that a call assembles at once.
 const BATCH_BYTES: usize = 8 << 20;
@@ -128,13 +128,15 @@ pub fn add_triples<T: Element>(
     Ok(ticket)
 }
 
-/// Assigns triples in a table with rows; of triples of one place the last one counts. The other columns of their rows
-/// keep the values that this call has pulled: if another client changes such a row between the pull and the push,
-/// its change is lost. So let one client assign to a row at a time. Cost: a pull and a push of the rows.
+/// Assigns triples in a table with rows; of triples of one place the last one counts. The call first waits for all
+/// pushes of this client. The other columns of the rows keep the values that it has pulled then: if another client
+/// changes such a row between the pull and the push, its change is lost. So let one client assign to a row at a time.
+/// Cost: a flush, a pull and a push of the rows.
 ///
 /// # Errors
-/// [`ClientError::Argument`] for a column outside the table: nothing was sent then. As [`Client::pull_rows`] and
-/// [`Client::push_rows`].
+/// [`ClientError::Argument`] for a column outside the table, for a table that changes at ticks and for a client with an
+/// open task, which do not show this client's own pushes: nothing was sent then. As [`Client::flush`],
+/// [`Client::pull_rows`] and [`Client::push_rows`].
 pub fn assign_triples<T: Element>(
     client: &mut Client,
     table: &Table<T>,
@@ -147,6 +149,13 @@ pub fn assign_triples<T: Element>(
         table,
         triples.iter().map(|triple| triple.column),
     )?;
+    let effect = client.spec(table).map(|spec| spec.effect);
+    if effect != Some(Apply::Immediate) || client.open_task().is_some() {
+        let what = "the rows do not show this client's own pushes before a tick, or the end of its task; assign \
+                    complete rows by push_rows";
+        return Err(refused(client, "assign_triples", table, what.to_owned()));
+    }
+    client.flush()?;
     let mut by_row: BTreeMap<u64, Vec<&Triple<T>>> = BTreeMap::new();
     for triple in triples {
         by_row.entry(triple.row).or_default().push(triple);

@@ -178,7 +178,7 @@ class Feed:
     def __init__(self, tasks: Tasks, final: Optional[Callable[[str], None]]) -> None:
         if tasks.has_finals and final is None:
             raise ValueError("the queue has final tasks; give `final`, which is called with the kind of each")
-        self._batch, self._final, self._read = tasks.batch, final, 0
+        self._batch, self._final = tasks.batch, final
         self._feed = tasks._queue.feed()
 
     def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
@@ -187,19 +187,16 @@ class Feed:
             kind, rows, numbers = found
             if kind is not None:
                 self._final(kind)
-                self._feed.done(0)
             elif rows is not None:
-                self._read = len(rows[0])
                 yield Batch(*rows)
-            else:
-                self._read = len(numbers)
+            elif numbers is not None:
                 yield numbers
             self.done()
 
     def done(self) -> int:
-        """Reports the last batch as done, if it is not. Returns the number of tasks that are finished by it."""
-        read, self._read = self._read, 0
-        return self._feed.done(read) if read else 0
+        """Reports the last batch as done, if it is not. Returns the number of tasks that are finished by it. After a
+        deadline it can be called again."""
+        return self._feed.done()
 
     def status(self) -> dict:
         """As `Tasks.status`."""
@@ -264,6 +261,8 @@ def torch_tasks(tasks: Tasks, columns: Optional[int] = None) -> Any:
     asked for: push what belongs to a batch before. Items are those of `torch_dataset`. Raises ImportError where PyTorch
     is not installed.
     """
+    if tasks._queue.is_counted:
+        raise ValueError("these tasks are of record numbers, without rows; use Task.record_numbers or feed")
     from ._torch_data import TaskRows
 
     return TaskRows(tasks, columns)

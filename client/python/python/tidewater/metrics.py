@@ -25,7 +25,8 @@ __all__ = ["EpochMetrics", "Metric"]
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """A metric of the program's own: `initial` numbers as its state, `merge(state, other)` that returns the merged state,
-    and `calculate(state)` that returns the value or None."""
+    and `calculate(state)` that returns the value or None. `initial` must be neutral, as 0 is for a sum and 1 for a product:
+    it is merged once for each worker."""
 
     initial: Sequence[float]
     merge: Callable[[np.ndarray, np.ndarray], np.ndarray]

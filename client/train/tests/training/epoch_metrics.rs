@@ -123,6 +123,9 @@ fn wrong_values_change_nothing() {
         metrics.add_state("share", &[1.0, f64::NAN]),
         metrics.add_state("loss", &[1.0, 1.0]),
         metrics.add("other", 1.0),
+        metrics
+            .add("records", f64::MAX)
+            .and_then(|()| metrics.add("records", f64::MAX)),
         metrics.define_sum("loss"),
         metrics.define_sum(""),
     ];
@@ -140,6 +143,7 @@ fn wrong_values_change_nothing() {
         "value NaN",
         "call `add`",
         "define it first",
+        "value 179",
         "taken",
         "empty",
     ];
