@@ -444,12 +444,15 @@ impl TaskFeed {
         })
     }
 
-    /// Reports all records that were given as done, also after a call that failed; returns the number of tasks that
-    /// are finished by it.
+    /// Reports all records that the program has got as done, also after a call that failed; returns the number of
+    /// tasks that are finished by it. Records of a batch that is not complete are not the program's yet.
     fn done(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |client, state| match &mut state.feed {
-            Feed::Rows(feed) => feed.done(client, feed.undone()),
-            Feed::Numbers(feed) => feed.done(client, feed.undone()),
+        self.with(py, |client, state| {
+            let kept = (state.rows.rows() + state.numbers.len()) as u64;
+            match &mut state.feed {
+                Feed::Rows(feed) => feed.done(client, feed.undone().saturating_sub(kept)),
+                Feed::Numbers(feed) => feed.done(client, feed.undone().saturating_sub(kept)),
+            }
         })
     }
 

@@ -109,6 +109,8 @@ struct Held<R> {
     read: u64,
     /// Records that are done.
     done: u64,
+    /// Whether the program has learnt of a task without records.
+    is_given: bool,
 }
 
 /// The cursor over the records of a task.
@@ -289,7 +291,8 @@ impl<R: TaskRecords> RecordFeed<R> {
                 }
                 continue;
             }
-            if let Some(last) = self.held.front() {
+            if let Some(last) = self.held.front_mut() {
+                last.is_given = true;
                 return Ok(Next::Final(last.task.kind()));
             }
             match self.tasks.take(client, self.tasks.kept())? {
@@ -335,6 +338,7 @@ impl<R: TaskRecords> RecordFeed<R> {
             is_ahead: false,
             read: 0,
             done: 0,
+            is_given: false,
         });
     }
 
@@ -451,12 +455,14 @@ impl<R: TaskRecords> RecordFeed<R> {
         self.report(client, false).map(drop)
     }
 
-    /// Reports finished tasks, and drops entries that count no more; with `finals` also a task without records.
+    /// Reports finished tasks, and drops entries that count no more; with `finals` also a task without records that the
+    /// program has got.
     fn report(&mut self, client: &mut Client, finals: bool) -> Result<u64, TaskError> {
         let mut counted = 0;
         while let Some(held) = self.held.front() {
             let is_over = matches!(held.progress, Progress::Failed) && held.is_counted();
-            let is_reported = held.is_finished() && (finals || held.task.has_records());
+            let is_due = held.task.has_records() || (finals && held.is_given);
+            let is_reported = held.is_finished() && is_due;
             if !is_over && !is_reported {
                 break;
             }

@@ -32,6 +32,8 @@ pub struct Tasks {
     current: Option<u64>,
     /// The report of a finished task that is not answered.
     reported: Option<Finished>,
+    /// The answer to a report behind which the tick is not complete.
+    answered: Option<bool>,
     is_over: bool,
 }
 
@@ -135,6 +137,7 @@ impl Tasks {
             client: client.number(),
             current: None,
             reported: None,
+            answered: None,
             is_over: false,
         })
     }
@@ -308,8 +311,7 @@ impl Tasks {
             pushed,
         };
         let counted = self.report_done(client, finished)?;
-        self.tick(client)?;
-        Ok(counted)
+        self.end_report(client, counted)
     }
 
     /// Reports a task of a feed as finished: its pushes have taken effect. Returns whether it counts.
@@ -325,8 +327,7 @@ impl Tasks {
             pushed: false,
         };
         let counted = self.report_done(client, finished)?;
-        self.tick(client)?;
-        Ok(counted)
+        self.end_report(client, counted)
     }
 
     /// Repeats the report of [`Tasks::done`] that got no answer; returns whether the task counts. The answer is that of
@@ -336,12 +337,20 @@ impl Tasks {
     /// As [`Tasks::done`]. After a deadline it can be called again.
     pub fn repeat_report(&mut self, client: &mut Client) -> Result<Option<bool>, TaskError> {
         self.check_client(client)?;
-        let Some(finished) = self.reported else {
-            return Ok(None);
+        let counted = match (self.answered, self.reported) {
+            (Some(counted), _) => counted,
+            (None, Some(finished)) => self.report_done(client, finished)?,
+            (None, None) => return Ok(None),
         };
-        let counted = self.report_done(client, finished)?;
+        self.end_report(client, counted).map(Some)
+    }
+
+    /// Ticks behind a report. Its answer is kept until that is complete.
+    fn end_report(&mut self, client: &mut Client, counted: bool) -> Result<bool, TaskError> {
+        self.answered = Some(counted);
         self.tick(client)?;
-        Ok(Some(counted))
+        self.answered = None;
+        Ok(counted)
     }
 
     /// Reports a finished task, and drops its pushes if it does not count. Without an answer it drops nothing: the

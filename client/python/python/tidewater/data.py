@@ -178,7 +178,7 @@ class Feed:
     def __init__(self, tasks: Tasks, final: Optional[Callable[[str], None]]) -> None:
         if tasks.has_finals and final is None:
             raise ValueError("the queue has final tasks; give `final`, which is called with the kind of each")
-        self._batch, self._final = tasks.batch, final
+        self._batch, self._final, self._is_in_final = tasks.batch, final, False
         self._feed = tasks._queue.feed()
 
     def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
@@ -186,7 +186,9 @@ class Feed:
         while (found := self._feed.next_batch(self._batch)) is not None:
             kind, rows, numbers = found
             if kind is not None:
+                self._is_in_final = True  # until it has succeeded; else it comes again
                 self._final(kind)
+                self._is_in_final = False
             elif rows is not None:
                 yield Batch(*rows)
             elif numbers is not None:
@@ -196,7 +198,7 @@ class Feed:
     def done(self) -> int:
         """Reports the last batch as done, if it is not. Returns the number of tasks that are finished by it. After a
         deadline it can be called again."""
-        return self._feed.done()
+        return 0 if self._is_in_final else self._feed.done()
 
     def status(self) -> dict:
         """As `Tasks.status`."""
