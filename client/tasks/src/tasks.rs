@@ -310,8 +310,7 @@ impl Tasks {
             records,
             pushed,
         };
-        let counted = self.report_done(client, finished)?;
-        self.end_report(client, counted)
+        self.finish(client, finished)
     }
 
     /// Reports a task of a feed as finished: its pushes have taken effect. Returns whether it counts.
@@ -326,8 +325,7 @@ impl Tasks {
             records,
             pushed: false,
         };
-        let counted = self.report_done(client, finished)?;
-        self.end_report(client, counted)
+        self.finish(client, finished)
     }
 
     /// Repeats the report of [`Tasks::done`] that got no answer; returns whether the task counts. The answer is that of
@@ -339,10 +337,24 @@ impl Tasks {
         self.check_client(client)?;
         let counted = match (self.answered, self.reported) {
             (Some(counted), _) => counted,
-            (None, Some(finished)) => self.report_done(client, finished)?,
+            (None, Some(finished)) => return self.finish(client, finished).map(Some),
             (None, None) => return Ok(None),
         };
         self.end_report(client, counted).map(Some)
+    }
+
+    /// Reports a finished task and ticks. Pushes that take effect on arrival, at least once, must be of a complete
+    /// iteration before the task counts: the loss of this worker would drop them with its open one. Those of a task
+    /// as a whole are of the iteration that the report begins.
+    fn finish(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
+        if self.is_exact() {
+            let counted = self.report_done(client, finished)?;
+            return self.end_report(client, counted);
+        }
+        // A tick that met its deadline is completed by the repetition.
+        self.reported = Some(finished);
+        self.tick(client)?;
+        self.report_done(client, finished)
     }
 
     /// Ticks behind a report. Its answer is kept until that is complete.
