@@ -502,6 +502,11 @@ fn task_messages_come_back() {
         .map(CoordinatorRequest::Tasks)
         .collect();
     check(7, &requests);
+    // A queue over a number of records, in an order of single ones.
+    let mut spec = queue_spec();
+    (spec.records, spec.record_seed) = (Some(1_000), Some(7));
+    let open = TaskRequest::Open { spec, shards: None };
+    check(7, &[CoordinatorRequest::Tasks(open)]);
     let answers = task_answers().into_iter();
     let answers: Vec<_> = answers
         .map(|answer| CoordinatorAnswer::Tasks(Box::new(answer)))
