@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidewater::{Client, ClusterConfig, Job, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_data::{MemorySource, ReadOptions};
@@ -219,6 +220,39 @@ fn strict_pass_flushes_its_last_batch() {
     client.finish().unwrap();
 }
 
+/// The time of a feed's tasks is over and another worker finishes them, so that the feed takes the final task while its
+/// own records are not done. The program gets the final task before it is reported.
+#[test]
+fn final_task_is_given_before_it_is_reported() {
+    let job = pool(2);
+    let (mut client, mut other) = (client_of(&job, 0), client_of(&job, 1));
+    let options = options(5)
+        .timeout(Duration::from_millis(500), 1)
+        .then(TaskKind::Save);
+    let mut feed = numbers_of(&mut client, 10, &options);
+    for _ in 0..10 {
+        record(&mut feed, &mut client);
+    }
+    let mut tasks = Tasks::count(&mut other, 10, &options).unwrap();
+    for _ in 0..2 {
+        let task = tasks.next(&mut other).unwrap().unwrap();
+        assert_eq!(task.kind(), TaskKind::Train);
+        assert!(tasks.done(&mut other, task, 5).unwrap());
+    }
+    assert_eq!(feed.next(&mut client).unwrap(), Next::Flush);
+    assert_eq!(
+        feed.done(&mut client, 10).unwrap(),
+        0,
+        "others have finished them"
+    );
+    assert_eq!(feed.status(&mut client).unwrap().counters.finished, 2);
+    assert_eq!(feed.next(&mut client).unwrap(), Next::Final(TaskKind::Save));
+    assert_eq!(feed.done(&mut client, 0).unwrap(), 1);
+    assert_eq!(feed.next(&mut client).unwrap(), Next::End);
+    client.finish().unwrap();
+    other.finish().unwrap();
+}
+
 /// A queue of no records has no batch, and its final task. Exactly-once delivery is refused with the way out.
 #[test]
 fn empty_queue_and_other_delivery() {
@@ -282,7 +316,7 @@ fn unreadable_record_fails_its_task() {
     client.finish().unwrap();
 }
 
-/// A refused push fails the tasks whose records are done, and those are read again; the others count.
+/// A refused push fails each task with a record that is done, and the task is given again; the other tasks count.
 #[test]
 fn refused_push_fails_its_tasks() {
     let job = pool(1);

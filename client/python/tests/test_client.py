@@ -101,6 +101,22 @@ def test_feed_has_batches_over_tasks():
         raises(ValueError, "a feed has these tasks", lambda: next(iter(tasks)))
 
 
+def test_final_task_comes_again_after_a_failure():
+    def save(kind):
+        attempts.append(kind)
+        if len(attempts) == 1:
+            raise OSError("no room")
+
+    with session() as s:
+        attempts = []
+        tasks = tidewater.data.tasks(s, 5, "again", 5, exactly_once=False, finals=["save"])
+        feed = tidewater.data.feed(tasks, save)
+        raises(OSError, "no room", lambda: list(feed))
+        assert feed.done() == 0 and feed.status()["finished"] == 1, "the save is not reported"
+        assert list(feed) == [] and attempts == ["save", "save"], attempts
+        assert feed.status()["finished"] == 2
+
+
 def test_record_numbers_are_shuffled():
     with session() as s:
         tasks = tidewater.data.tasks(s, 25, "images", 10, batch=4, record_seed=7)
