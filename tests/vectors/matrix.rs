@@ -116,7 +116,7 @@ fn triples_add_up_or_the_last_one_counts() {
             .unwrap();
         assert_eq!(out, local);
 
-        // Of pushes that nobody has waited for nothing is lost.
+        // No push is lost, although none was waited for.
         for n in 0..50 {
             drop(matrix::add_triples(&mut client, &table, &[triple(1, 2, n)]).unwrap());
             drop(matrix::assign_triples(&mut client, &table, &[triple(1, 0, n)]).unwrap());

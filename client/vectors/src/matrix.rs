@@ -73,7 +73,7 @@ pub fn assign_diagonal<T: Element>(
         );
         return Err(refused(client, op, table, what));
     }
-    let batch = (BATCH_BYTES / (dim * size_of::<T>())).max(1) as u64;
+    let batch = rows_at_once(table) as u64;
     let mut ticket = Ticket::default();
     for first in (0..rows).step_by(batch as usize) {
         let keys: Vec<u64> = (first..rows.min(first + batch)).collect();
@@ -109,7 +109,7 @@ pub fn add_triples<T: Element>(
     // The second triple of a place is in a second copy of its row: a push adds up equal keys.
     let mut uses: BTreeMap<(u64, u32), u32> = BTreeMap::new();
     let mut rows: BTreeMap<(u64, u32), Vec<T>> = BTreeMap::new();
-    let most = (BATCH_BYTES / (dim * size_of::<T>())).max(1);
+    let most = rows_at_once(table);
     let mut ticket = Ticket::default();
     for triple in triples {
         let copy = uses.entry((triple.row, triple.column)).or_default();
@@ -161,7 +161,7 @@ pub fn assign_triples<T: Element>(
         by_row.entry(triple.row).or_default().push(triple);
     }
     let keys: Vec<u64> = by_row.keys().copied().collect();
-    let most = (BATCH_BYTES / (dim * size_of::<T>())).max(1);
+    let most = rows_at_once(table);
     let mut ticket = Ticket::default();
     for keys in keys.chunks(most) {
         let mut rows = vec![T::default(); keys.len() * dim];
@@ -207,7 +207,7 @@ pub fn pull_columns<T: Element>(
     if columns.is_empty() {
         return Ok(());
     }
-    let most = (BATCH_BYTES / (dim * size_of::<T>())).max(1);
+    let most = rows_at_once(table);
     for (keys, out) in keys.chunks(most).zip(out.chunks_mut(most * columns.len())) {
         let mut rows = vec![T::default(); keys.len() * dim];
         client.pull_rows(table, keys, &mut rows, options)?;
@@ -232,6 +232,11 @@ fn push<T: Element>(
     let keys: Vec<u64> = rows.keys().map(|(row, _)| *row).collect();
     let elements: Vec<T> = rows.values().flatten().copied().collect();
     client.push_rows(table, &keys, &elements, op)
+}
+
+/// Number of rows that a call assembles at once.
+fn rows_at_once<T: Element>(table: &Table<T>) -> usize {
+    (BATCH_BYTES / (table.dim() * size_of::<T>())).max(1)
 }
 
 /// Number of rows of a table of layout `rows`.
