@@ -132,8 +132,10 @@ impl Cluster {
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
         let (number, numbers) = std::sync::mpsc::channel();
         let run = move || {
-            // The receiver waits for it.
-            let _ = number.send(rustix::thread::gettid());
+            // `start` waits for it below. Without it there is no cluster.
+            if number.send(rustix::thread::gettid()).is_err() {
+                return;
+            }
             crate::alloc::exclude_this_thread();
             // If this fails, the processes that wait for the coordinator report that it is gone.
             let _ = serve(listening, &[stopped.as_fd()]);

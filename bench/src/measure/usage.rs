@@ -81,7 +81,8 @@ pub fn of_thread(thread: Pid) -> Result<Usage, BenchError> {
     let first = text
         .split_whitespace()
         .next()
-        .and_then(|ns| ns.parse().ok());
+        .and_then(|ns| ns.parse().ok())
+        .filter(|ns| *ns > 0);
     let cpu_ns = first.ok_or_else(|| BenchError::file(&path, "it has no processor time"))?;
     Ok(Usage {
         cpu_ns,
