@@ -118,7 +118,7 @@ enum Kind {
 pub struct MergedMetrics {
     /// The epoch, as the caller of [`EpochMetrics::merge`] counts it.
     pub epoch: u64,
-    /// Number of workers whose values are in it.
+    /// Number of workers that took part.
     pub workers: usize,
     /// Names and values in the order of their definition; `None` where no worker added anything.
     pub values: Vec<MetricValue>,
