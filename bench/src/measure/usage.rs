@@ -78,12 +78,15 @@ pub fn of_this_thread() -> Usage {
 pub fn of_thread(thread: Pid) -> Result<Usage, BenchError> {
     let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
     let text = std::fs::read_to_string(&path).map_err(|e| BenchError::file(&path, e))?;
-    let first = text
-        .split_whitespace()
-        .next()
-        .and_then(|ns| ns.parse().ok())
-        .filter(|ns| *ns > 0);
-    let cpu_ns = first.ok_or_else(|| BenchError::file(&path, "it has no processor time"))?;
+    let mut fields = text.split_whitespace().map(str::parse::<u64>);
+    // Nanoseconds on a core and in wait for one, and number of times on a core. A thread that has just begun may have 0
+    // nanoseconds, but it has been on a core.
+    let counted = match (fields.next(), fields.next(), fields.next()) {
+        (Some(Ok(ns)), Some(Ok(_)), Some(Ok(1..))) => Some(ns),
+        _ => None,
+    };
+    let what = "the kernel does not count the thread's time";
+    let cpu_ns = counted.ok_or_else(|| BenchError::file(&path, what))?;
     Ok(Usage {
         cpu_ns,
         ..Usage::default()
