@@ -338,8 +338,8 @@ impl Queue {
     }
 
     /// Handles the report of a finished task. With `pushed` the caller has its pushes applied, which nothing
-    /// takes back any more, and then calls [`Queue::settle`]. The report of a thread that is repeated before its next
-    /// one has the same result, and no counter changes.
+    /// takes back any more, and then calls [`Queue::settle`]. A report that is repeated, behind at most 15 others of
+    /// its thread, has the same result, and no counter changes.
     pub fn done(&mut self, now: Duration, worker: WorkerKey, report: DoneReport) -> Done {
         self.expire(now);
         let DoneReport {

@@ -8,7 +8,7 @@ use tidewater_protocol::limits::WORKER_THREADS_MAX;
 use tidewater_protocol::wire::control::{QueueSpec, Task, TaskKind, TaskShard, TaskUnit};
 
 use crate::order::{Cuts, order};
-use crate::reports::{FAILED_KEPT, Reports};
+use crate::reports::{DONE_KEPT, FAILED_KEPT, Reports};
 use crate::{
     Done, DoneReport, Queue, QueueCall, QueueError, Queues, Released, Report, Taken, WorkerKey,
 };
@@ -282,7 +282,7 @@ fn repeated_reports_get_first_answers() {
     };
     let (spec, shards) = (spec(4), shards(&[16]));
     call(&mut queues, QueueCall::Open { spec, shards });
-    for delivery in 1..=3 {
+    for delivery in 1..=4 {
         let (now, worker) = (at(0), 1);
         let take = QueueCall::Take {
             queue,
@@ -299,7 +299,8 @@ fn repeated_reports_get_first_answers() {
         pushed: true,
     };
     let (now, worker) = (at(1), 1);
-    for report in [report(1, 0), report(2, 1), report(9, 2)] {
+    // Thread 0 has two handles of the queue.
+    for report in [report(1, 0), report(2, 1), report(9, 2), report(4, 0)] {
         let done = QueueCall::Done {
             queue,
             now,
@@ -308,7 +309,7 @@ fn repeated_reports_get_first_answers() {
         };
         call(&mut queues, done);
     }
-    for delivery in [1, 2] {
+    for delivery in [1, 2, 4] {
         call(&mut queues, QueueCall::Settle { queue, delivery });
     }
     let failed = QueueCall::Failed {
@@ -326,9 +327,10 @@ fn repeated_reports_get_first_answers() {
     for queues in [&mut queues, &mut replayed] {
         let queue = queues.get(queue).unwrap();
         let before = queue.counters();
-        assert_eq!((before.finished, before.late, before.failures), (2, 1, 1));
+        assert_eq!((before.finished, before.late, before.failures), (3, 1, 1));
         for _ in 0..2 {
             assert_eq!(queue.done(at(2), 1, report(1, 0)), Done::Finished);
+            assert_eq!(queue.done(at(2), 1, report(4, 0)), Done::Finished);
             assert_eq!(queue.done(at(2), 1, report(2, 1)), Done::Finished);
             assert_eq!(queue.done(at(2), 1, report(9, 2)), Done::Late);
             let again = queue.failed(at(2), 1, 3, "why");
@@ -342,7 +344,8 @@ fn repeated_reports_get_first_answers() {
     }
 }
 
-/// What is kept of reports is bounded: by the threads of a worker, and by the last failed tasks.
+/// What is kept of reports is bounded: by the threads of a worker, and by the last tasks of each and the last failed
+/// ones.
 #[test]
 fn kept_reports_are_bounded() {
     let mut reports = Reports::default();
@@ -352,6 +355,11 @@ fn kept_reports_are_bounded() {
     }
     let threads = (0..2_000).filter(|&n| reports.done(1, n, n.into()).is_some());
     assert_eq!(threads.count(), WORKER_THREADS_MAX as usize);
+    for n in 0..100 {
+        reports.add_done(2, 0, n, n % 2 == 0);
+    }
+    let last: Vec<_> = (0..100).filter_map(|n| reports.done(2, 0, n)).collect();
+    assert_eq!(last, [true, false].repeat(DONE_KEPT / 2));
     let failed = (0..2_000).filter(|&n| reports.failed(1, n).is_some());
     let failed: Vec<u64> = failed.collect();
     assert_eq!(
