@@ -344,6 +344,46 @@ fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f
     client.create_table::<f32>(spec.spec()).unwrap()
 }
 
+/// A closed task is dropped after another one was opened, which has pushes for another applier: no applier holds
+/// anything afterwards.
+#[test]
+fn dropped_task_frees_its_pushes() {
+    let cluster = Cluster::start(&ClusterConfig {
+        servers: 1,
+        appliers: 2,
+        ..Default::default()
+    })
+    .unwrap();
+    let mut client = client(&cluster, 0, "default", SyncMode::Asp);
+    let spec = TableBuilder::rows::<f64>("t", 64, 1).partitions(2);
+    let table = client.create_table::<f64>(spec.spec()).unwrap();
+    let server = cluster.server(0).unwrap();
+    let held = || {
+        let of_applier = |n| server.with_engine(ApplierId(n), |engine| engine.held_bytes());
+        [0, 1].map(|n| of_applier(n).unwrap())
+    };
+    let push = |client: &mut Client, delivery, key: u64| {
+        client.begin_task(delivery).unwrap();
+        drop(
+            client
+                .push_rows(&table, &[key], &[1.0], PushOp::Sum)
+                .unwrap(),
+        );
+        assert!(client.mark_task().unwrap());
+        held().map(|bytes| bytes > 0)
+    };
+    let first = push(&mut client, 1, 0);
+    let other = (1..64).find(|&key| {
+        let both = push(&mut client, 2, key) == [true, true];
+        client.drop_task(if both { 1 } else { 2 }).unwrap();
+        both
+    });
+    assert!(other.is_some(), "all rows are of one applier");
+    assert_eq!(held().map(|bytes| bytes > 0), first.map(|held| !held));
+    client.drop_task(2).unwrap();
+    assert_eq!(held(), [0, 0]);
+}
+
 /// Without a budget, a push before its rank's turn stays in its ring, and is read in turn.
 #[test]
 fn early_push_waits_for_its_turn() {

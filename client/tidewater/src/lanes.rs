@@ -77,7 +77,9 @@ pub(crate) struct Lanes {
     holds: bool,
     /// The open task: pushes are flagged as part of it.
     task: Option<u64>,
-    /// Lanes with pushes of the task that was open last, a lane once.
+    /// The task that was opened last, which may be closed.
+    last_task: Option<u64>,
+    /// Lanes with pushes of that task, a lane once.
     task_lanes: Vec<usize>,
     /// Number of server restarts with preserved memory that the links have followed.
     followed: u64,
@@ -147,6 +149,7 @@ impl Lanes {
             push_batch: 1,
             holds: false,
             task: None,
+            last_task: None,
             task_lanes: Vec::new(),
             followed: 0,
         })

@@ -18,6 +18,7 @@ impl Lanes {
     pub(crate) fn set_task(&mut self, task: Option<u64>) {
         if task.is_some() {
             self.task_lanes.clear();
+            self.last_task = task;
         }
         self.task = task;
     }
@@ -65,8 +66,8 @@ impl Lanes {
     }
 
     /// Sends a TASK frame behind the task's pushes on each lane that carried them: with `keep` the servers keep the
-    /// pushes of this delivery until the coordinator decides, otherwise they drop them. Does not wait for the
-    /// servers.
+    /// pushes of this delivery until the coordinator decides, otherwise they drop them. Of a task that was not opened
+    /// last, the lanes are not known: the frame goes to all. Does not wait for the servers.
     pub(crate) fn mark_task(
         &mut self,
         delivery: u64,
@@ -86,7 +87,11 @@ impl Lanes {
             user_tag: 0,
             checksum: 0,
         };
-        for lane in self.task_lanes.clone() {
+        let lanes = match self.last_task == Some(delivery) {
+            true => self.task_lanes.clone(),
+            false => (0..self.len()).collect(),
+        };
+        for lane in lanes {
             self.build(lane, header, 0, |_| {}, deadline)?;
         }
         self.send_all(deadline)

@@ -69,8 +69,10 @@ impl Client {
         Ok(self.lanes.has_task_pushes())
     }
 
-    /// Drops the pushes that servers hold of the task opened last, and their refusals; blocks until the appliers
-    /// have done so. The task may be closed, but must not have been reported as finished.
+    /// Drops the pushes that servers hold of a task, and their refusals; blocks until the appliers have done so. The
+    /// task may be closed, but must not count: the coordinator may have been told that it is finished only if its
+    /// answer was that the task is late. Cost: a frame to each applier with pushes of the task; to all appliers if
+    /// another task has been opened since.
     ///
     /// # Errors
     /// A deadline, or that a server is lost. [`ClientError::Argument`] while another task is open.
