@@ -385,8 +385,9 @@ impl<R: TaskRecords> RecordFeed<R> {
     /// [`TaskError::NotRead`] for more records than were read and are not done. A deadline, or that a server is lost,
     /// while it waits for pushes. In these cases no record is counted. The refusal of a push: the records are counted,
     /// and all tasks that are held and have records that are done have failed and are given again. That the
-    /// coordinator is lost, a deadline of a report, or an error of a cursor that is of no record: the records are
-    /// counted, and the next call repeats the report. [`TaskError::OtherClient`].
+    /// coordinator is lost, a deadline behind a refusal or of a report, or an error of a cursor that is of no record: the
+    /// records are counted, and the next call repeats the report. [`RecordFeed::undone`] says which it was: after an
+    /// error report so many records, or 0. [`TaskError::OtherClient`].
     pub fn done(&mut self, client: &mut Client, count: u64) -> Result<u64, TaskError> {
         self.tasks.check_client(client)?;
         let read = self.undone();
@@ -442,15 +443,16 @@ impl<R: TaskRecords> RecordFeed<R> {
         }
     }
 
-    /// Fails the tasks with records that are done: the refused push is of some of these.
+    /// Fails the tasks with records that are done: the refused push is of some of these. They have failed whatever
+    /// becomes of the rest: the refusal comes once.
     fn fail_refused(&mut self, client: &mut Client, error: &ClientError) -> Result<(), TaskError> {
-        forget_refusals(client)?;
         let reason = error.to_string();
         for held in self.held.iter_mut().filter(|held| held.done > 0) {
             if !matches!(held.progress, Progress::Failed) {
                 (held.records, held.progress) = (None, Progress::Failing(reason.clone()));
             }
         }
+        forget_refusals(client)?;
         self.send_failures(client)?;
         self.report(client, false).map(drop)
     }
