@@ -9,9 +9,10 @@ use tidewater::{
     Client, ClientError, ClusterConfig, FunctionArgs, PullOptions, SyncMode, Table, TableBuilder,
     TaskRequest, TransportChoice,
 };
+use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::PushOp;
 use tidewater_service::server::ServerFunctions;
-use tidewater_tasks::{QueueOptions, TaskError, Tasks};
+use tidewater_tasks::{Delivery, QueueOptions, TaskError, Tasks};
 
 use super::joined;
 
@@ -142,4 +143,109 @@ fn repeated_report_counts_once() {
     assert_eq!(sum, [2.0]);
     client.finish().unwrap();
     other.finish().unwrap();
+}
+
+/// A tick next to a report meets its deadline, since another worker is behind. With exactly-once delivery the task
+/// counts before the tick, otherwise behind it. The repeated call completes what is left, and nothing twice.
+#[test]
+fn ticks_next_to_reports_are_completed() {
+    const SHORT: Duration = Duration::from_millis(200);
+    for is_exact in [true, false] {
+        let job = joined(ClusterConfig {
+            workers: 2,
+            ..ClusterConfig::default()
+        });
+        let [mut client, mut other] =
+            [0, 1].map(|rank| job.client_of(rank, SyncMode::Bsp).unwrap());
+        client.tick().unwrap();
+        let options = QueueOptions::new("records", 1).ticking(DomainId(0));
+        let options = match is_exact {
+            true => options,
+            false => options.delivery(Delivery::AtLeastOnce),
+        };
+        let mut tasks = Tasks::count(&mut client, 2, &options).unwrap();
+        let is_late =
+            |error: &TaskError| matches!(error, TaskError::Client(ClientError::Deadline { .. }));
+        let task = tasks.next(&mut client).unwrap().unwrap();
+        client.set_clock_timeout(SHORT);
+        let error = tasks.done(&mut client, task, 1).unwrap_err();
+        assert!(is_late(&error), "{error}");
+        let finished = tasks.status(&mut client).unwrap().counters.finished;
+        assert_eq!(finished, u64::from(is_exact));
+        let error = tasks.repeat_report(&mut client).unwrap_err();
+        assert!(is_late(&error), "{error}");
+        other.tick().unwrap();
+        client.set_clock_timeout(super::LONG);
+        assert_eq!(tasks.repeat_report(&mut client).unwrap(), Some(true));
+        assert_eq!(tasks.repeat_report(&mut client).unwrap(), None);
+        assert_eq!(client.clock(), 2);
+
+        let task = tasks.next(&mut client).unwrap().unwrap();
+        client.set_clock_timeout(SHORT);
+        let error = tasks.failed(&mut client, task, "by the test").unwrap_err();
+        assert!(is_late(&error), "{error}");
+        other.tick().unwrap();
+        client.set_clock_timeout(super::LONG);
+        assert!(tasks.fail_current(&mut client, "again").unwrap());
+        assert!(!tasks.fail_current(&mut client, "again").unwrap());
+        assert_eq!(client.clock(), 3);
+
+        let counters = tasks.status(&mut client).unwrap().counters;
+        assert_eq!((counters.finished, counters.failures), (1, 1));
+        assert_eq!((counters.late, counters.records), (0, 1));
+    }
+}
+
+/// The pushes of a task are not applied before a deadline. The task stays open: it can be finished, or reported as
+/// failed.
+#[test]
+fn deadline_of_pushes_leaves_the_task() {
+    for is_exact in [true, false] {
+        let hold = Hold::default();
+        let job = joined(ClusterConfig {
+            servers: 1,
+            appliers: 1,
+            workers: 2,
+            functions: ServerFunctions {
+                all: Functions::default().with("hold", hold.clone()),
+                ..ServerFunctions::default()
+            },
+            ..ClusterConfig::default()
+        });
+        let [mut client, mut other] =
+            [0, 1].map(|rank| job.client_of(rank, SyncMode::Asp).unwrap());
+        let spec = TableBuilder::rows::<f64>("t", ROWS, 1).partitions(1);
+        let table = client.create_table::<f64>(spec.spec()).unwrap();
+        let of_other = other.open_table::<f64>("t").unwrap();
+        let options = QueueOptions::new("records", 1);
+        let options = match is_exact {
+            true => options,
+            false => options.delivery(Delivery::AtLeastOnce),
+        };
+        let mut tasks = Tasks::count(&mut client, 2, &options).unwrap();
+        for is_finished in [true, false] {
+            let task = tasks.next(&mut client).unwrap().unwrap();
+            let ticket = hold.close(&mut other, &of_other, 0);
+            drop(client.push_rows(&table, &[3], &[1.0], PushOp::Sum).unwrap());
+            client.set_timeout(Duration::from_millis(200));
+            let error = tasks.done(&mut client, task, 1).unwrap_err();
+            let is_late = matches!(error, TaskError::Client(ClientError::Deadline { .. }));
+            assert!(is_late, "{error}");
+            hold.open();
+            other.wait_applied(&ticket).unwrap();
+            client.set_timeout(super::LONG);
+            if is_finished {
+                assert_eq!(tasks.repeat_report(&mut client).unwrap(), Some(true));
+            } else {
+                assert!(tasks.fail_current(&mut client, "by the test").unwrap());
+            }
+            assert_eq!(tasks.repeat_report(&mut client).unwrap(), None);
+        }
+        let counters = tasks.status(&mut client).unwrap().counters;
+        assert_eq!((counters.finished, counters.failures), (1, 1));
+        let mut sum = [0.0];
+        let options = PullOptions::default();
+        client.pull_rows(&table, &[3], &mut sum, options).unwrap();
+        assert_eq!(sum, [if is_exact { 1.0 } else { 2.0 }]);
+    }
 }

@@ -30,11 +30,24 @@ pub struct Tasks {
     client: u32,
     /// The task that is neither done nor failed.
     current: Option<u64>,
-    /// The report of a finished task that is not answered.
-    reported: Option<Finished>,
-    /// The answer to a report behind which the tick is not complete.
-    answered: Option<bool>,
+    /// What is left of the report of a finished task.
+    unfinished: Option<Unfinished>,
+    /// Whether the tick behind the report of a failed task is not complete.
+    owes_tick: bool,
     is_over: bool,
+}
+
+/// Steps of the report of a finished task, from one that did not succeed.
+#[derive(Debug, Clone, Copy)]
+enum Unfinished {
+    /// The wait for the pushes of the task, then all others. It can still be reported as failed.
+    Pushes(Finished),
+    /// The tick in front of the report, then the report.
+    TickAndReport(Finished),
+    /// The report.
+    Report(Finished),
+    /// The tick behind the report. The answer is kept for the caller.
+    Tick { counted: bool },
 }
 
 /// Report of a finished task.
@@ -136,8 +149,8 @@ impl Tasks {
             source,
             client: client.number(),
             current: None,
-            reported: None,
-            answered: None,
+            unfinished: None,
+            owes_tick: false,
             is_over: false,
         })
     }
@@ -170,9 +183,12 @@ impl Tasks {
         }
     }
 
-    /// Repeats the report that was not answered, and reports the task that was taken before as failed.
+    /// Completes the reports that were made before, and reports the task that was taken before as failed.
     pub(crate) fn settle(&mut self, client: &mut Client) -> Result<(), TaskError> {
         self.repeat_report(client)?;
+        if self.owes_tick {
+            self.tick_behind_failed(client)?;
+        }
         if let Some(delivery) = self.current {
             self.report_failed(client, delivery, "the worker took the next task instead")?;
         }
@@ -275,8 +291,8 @@ impl Tasks {
     ///
     /// # Errors
     /// The refusal of a push of the task. The task has failed then: its pushes are dropped, and it is given again.
-    /// That a server or the coordinator is lost. A deadline: repeat the report with [`Tasks::repeat_report`], which
-    /// returns the answer; [`Tasks::next`] does so, too.
+    /// That a server or the coordinator is lost. A deadline of the pushes, the report or a tick: repeat the report with
+    /// [`Tasks::repeat_report`], which returns the answer; [`Tasks::next`] does so, too.
     /// [`TaskError::NotOpen`] for a task with dropped pushes, [`TaskError::OtherClient`]: nothing was reported.
     pub fn done(
         &mut self,
@@ -292,25 +308,12 @@ impl Tasks {
                 number: task.task.number,
             });
         }
-        let pushed = match is_open {
-            true => client.mark_task(),
-            false => client.flush().map(|()| false),
-        };
-        let pushed = match pushed {
-            Ok(pushed) => pushed,
-            Err(error) => {
-                self.report_failed(client, delivery, &error.to_string())?;
-                return Err(error.into());
-            }
-        };
-        // From here on the coordinator decides: without its answer nothing is dropped.
-        self.current = self.current.filter(|current| *current != delivery);
         let finished = Finished {
             delivery,
             records,
-            pushed,
+            pushed: false,
         };
-        self.finish(client, finished)
+        self.complete(client, Unfinished::Pushes(finished))
     }
 
     /// Reports a task of a feed as finished: its pushes have taken effect. Returns whether it counts.
@@ -325,7 +328,7 @@ impl Tasks {
             records,
             pushed: false,
         };
-        self.finish(client, finished)
+        self.complete(client, self.steps(finished))
     }
 
     /// Repeats the report of [`Tasks::done`] that got no answer; returns whether the task counts. The answer is that of
@@ -335,40 +338,89 @@ impl Tasks {
     /// As [`Tasks::done`]. After a deadline it can be called again.
     pub fn repeat_report(&mut self, client: &mut Client) -> Result<Option<bool>, TaskError> {
         self.check_client(client)?;
-        let counted = match (self.answered, self.reported) {
-            (Some(counted), _) => counted,
-            (None, Some(finished)) => return self.finish(client, finished).map(Some),
-            (None, None) => return Ok(None),
-        };
-        self.end_report(client, counted).map(Some)
-    }
-
-    /// Reports a finished task and ticks. Pushes that take effect on arrival, at least once, must be of a complete
-    /// iteration before the task counts: the loss of this worker would drop them with its open one. Those of a task
-    /// as a whole are of the iteration that the report begins.
-    fn finish(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
-        if self.is_exact() {
-            let counted = self.report_done(client, finished)?;
-            return self.end_report(client, counted);
+        match self.unfinished {
+            Some(steps) => self.complete(client, steps).map(Some),
+            None => Ok(None),
         }
-        // A tick that met its deadline is completed by the repetition.
-        self.reported = Some(finished);
-        self.tick(client)?;
-        self.report_done(client, finished)
     }
 
-    /// Ticks behind a report. Its answer is kept until that is complete.
-    fn end_report(&mut self, client: &mut Client, counted: bool) -> Result<bool, TaskError> {
-        self.answered = Some(counted);
+    /// Waits for the pushes of a task, and reports it as failed if one was refused; returns the steps of its report. A
+    /// deadline leaves the task open.
+    fn finish_pushes(
+        &mut self,
+        client: &mut Client,
+        finished: Finished,
+    ) -> Result<Unfinished, TaskError> {
+        let delivery = finished.delivery;
+        let pushed = match client.open_task() == Some(delivery) {
+            true => client.mark_task(),
+            false => client.flush().map(|()| false),
+        };
+        let pushed = match pushed {
+            Ok(pushed) => pushed,
+            Err(error @ ClientError::Deadline { .. }) => return Err(error.into()),
+            Err(error) => {
+                self.unfinished = None;
+                self.report_failed(client, delivery, &error.to_string())?;
+                return Err(error.into());
+            }
+        };
+        // From here on the coordinator decides: without its answer nothing is dropped.
+        self.current = self.current.filter(|current| *current != delivery);
+        Ok(self.steps(Finished { pushed, ..finished }))
+    }
+
+    /// The steps of a report. Pushes that take effect on arrival, at least once, must be of a complete iteration before
+    /// the task counts: the loss of this worker would drop them with its open one. Those of a task as a whole are of
+    /// the iteration that the report begins.
+    fn steps(&self, finished: Finished) -> Unfinished {
+        match self.is_exact() {
+            true => Unfinished::Report(finished),
+            false => Unfinished::TickAndReport(finished),
+        }
+    }
+
+    /// Carries out the steps of a report; returns whether the task counts. A step that fails is the first one of the
+    /// next call: a tick that met its deadline is completed by its repetition, and so is a report.
+    fn complete(&mut self, client: &mut Client, mut steps: Unfinished) -> Result<bool, TaskError> {
+        loop {
+            self.unfinished = Some(steps);
+            let (next, counted) = match steps {
+                Unfinished::Pushes(finished) => {
+                    (Some(self.finish_pushes(client, finished)?), false)
+                }
+                Unfinished::TickAndReport(finished) => {
+                    self.tick(client)?;
+                    (Some(Unfinished::Report(finished)), false)
+                }
+                Unfinished::Report(finished) => {
+                    let counted = self.report_done(client, finished)?;
+                    let tick = Unfinished::Tick { counted };
+                    (self.is_exact().then_some(tick), counted)
+                }
+                Unfinished::Tick { counted } => {
+                    self.tick(client)?;
+                    (None, counted)
+                }
+            };
+            self.unfinished = next;
+            match next {
+                Some(next) => steps = next,
+                None => return Ok(counted),
+            }
+        }
+    }
+
+    fn tick_behind_failed(&mut self, client: &mut Client) -> Result<(), TaskError> {
+        self.owes_tick = true;
         self.tick(client)?;
-        self.answered = None;
-        Ok(counted)
+        self.owes_tick = false;
+        Ok(())
     }
 
     /// Reports a finished task, and drops its pushes if it does not count. Without an answer it drops nothing: the
     /// report is repeated, and its answer decides.
-    fn report_done(&mut self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
-        self.reported = Some(finished);
+    fn report_done(&self, client: &mut Client, finished: Finished) -> Result<bool, TaskError> {
         let Finished {
             delivery,
             records,
@@ -388,7 +440,6 @@ impl Tasks {
         if pushed && !counted {
             client.drop_task(delivery)?;
         }
-        self.reported = None;
         Ok(counted)
     }
 
@@ -406,21 +457,26 @@ impl Tasks {
     ) -> Result<(), TaskError> {
         self.check_client(client)?;
         self.report_failed(client, task.task.delivery, reason)?;
-        self.tick(client)
+        self.tick_behind_failed(client)
     }
 
-    /// Reports the task taken last as failed, if it is neither done nor failed; returns whether there is one. For a
-    /// report of [`Tasks::failed`] or [`Tasks::done`] that met a deadline, or a [`CurrentTask`] that was dropped.
+    /// Reports the task taken last as failed, if it is neither done nor failed, or completes the tick behind such a
+    /// report; returns whether there was one. For a report of [`Tasks::failed`] or [`Tasks::done`] that met a deadline,
+    /// or a [`CurrentTask`] that was dropped.
     ///
     /// # Errors
     /// As [`Tasks::failed`]. After a deadline it can be called again.
     pub fn fail_current(&mut self, client: &mut Client, reason: &str) -> Result<bool, TaskError> {
         self.check_client(client)?;
-        let Some(delivery) = self.current else {
-            return Ok(false);
-        };
-        self.report_failed(client, delivery, reason)?;
-        self.tick(client)?;
+        match self.current {
+            Some(delivery) => {
+                self.unfinished = None;
+                self.report_failed(client, delivery, reason)?;
+            }
+            None if self.owes_tick => {}
+            None => return Ok(false),
+        }
+        self.tick_behind_failed(client)?;
         Ok(true)
     }
 
