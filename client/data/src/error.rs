@@ -260,6 +260,9 @@ pub enum LineProblem {
          is the positive one"
     )]
     LabelNotBinary,
+    /// The mapping makes no finite number of the label.
+    #[error("the label is not a finite number once mapped; look at the number of the mapping")]
+    LabelNotMapped,
     /// A LIBSVM feature has no colon.
     #[error("expected `index:value`; a file of bare indices is of format dummy")]
     NoColon,

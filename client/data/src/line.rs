@@ -98,16 +98,20 @@ pub enum LabelMap {
 }
 
 impl LabelMap {
-    /// The stored label; `None` for one that is not of two classes, or that a shift makes infinite.
+    /// The stored label; `None` for one that is not of two classes, or that a shift makes infinite, and for a threshold
+    /// that is no number.
     pub fn map(self, label: f32) -> Option<f32> {
+        let is_above =
+            |bound| label > bound || (label == bound && mutants::on(Mutant::LabelAtThreshold));
         match self {
+            Self::Above(bound) | Self::SignAbove(bound) if bound.is_nan() => None,
             Self::Binary if label == 1.0 => Some(1.0),
             Self::Binary if label == 0.0 || label == -1.0 => Some(0.0),
             Self::Binary => None,
             Self::OneVsRest(class) => Some(f32::from(u8::from(label == class))),
             Self::Raw => Some(label),
-            Self::Above(bound) => Some(f32::from(u8::from(label > bound))),
-            Self::SignAbove(bound) if label > bound => Some(1.0),
+            Self::Above(bound) => Some(f32::from(u8::from(is_above(bound)))),
+            Self::SignAbove(bound) if is_above(bound) => Some(1.0),
             Self::SignAbove(_) => Some(-1.0),
             Self::Shift(number) => Some(label + number).filter(|shifted| shifted.is_finite()),
         }
@@ -116,8 +120,8 @@ impl LabelMap {
     /// What is wrong with a label that is not mapped.
     pub(crate) const fn problem(self) -> LineProblem {
         match self {
-            Self::Shift(_) => LineProblem::Label,
-            _ => LineProblem::LabelNotBinary,
+            Self::Binary => LineProblem::LabelNotBinary,
+            _ => LineProblem::LabelNotMapped,
         }
     }
 }

@@ -142,6 +142,8 @@ fn labels_are_mapped() {
     assert_eq!(named("raw"), [-1.0, 0.0, 1.0, 3.0]);
     assert_eq!("binary".parse(), Ok(LabelMap::Binary));
     assert_eq!(LabelMap::Shift(f32::MAX).map(f32::MAX), None);
+    assert_eq!(map(LabelMap::Above(f32::NAN)), [None; 4]);
+    assert_eq!(map(LabelMap::SignAbove(f32::NAN)), [None; 4]);
     for wrong in [
         "",
         "above",

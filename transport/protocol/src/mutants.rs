@@ -322,6 +322,8 @@ mutants! {
     LineOfTwoParts = "line-of-two-parts";
     /// Indices of LIBSVM lines are keys as they are.
     LibsvmIndexKept = "libsvm-index-kept";
+    /// A label at the threshold counts as above it.
+    LabelAtThreshold = "label-at-threshold";
     /// The checksum of a RecordIO chunk is not compared.
     ChunkChecksumIgnored = "chunk-checksum-ignored";
     /// A task ends behind the first record of the next one.
