@@ -4,7 +4,8 @@
 #
 #   ci/softroce.sh                       the groups of every run, and those of `when = "changed"` whose sources
 #                                        have changed since they passed (ci/softroce-passed.tsv)
-#   ci/softroce.sh --all                 every group; those that pass are recorded in ci/softroce-passed.tsv
+#   ci/softroce.sh --record              the same; those of `when = "changed"` that pass are recorded there. Commit it
+#   ci/softroce.sh --all                 every group
 #   ci/softroce.sh --full                every group, with the larger counts (TIDEWATER_TEST_FULL=1)
 #   ci/softroce.sh --only GROUP          that one (may be repeated)
 #   ci/softroce.sh --list                names and purposes
@@ -29,6 +30,7 @@ FULL=${TIDEWATER_TEST_FULL:-0} # ci/all.sh --full says it so
 MODE=groups
 RUN=
 ONLY=()
+ALL=0
 RECORD=0
 PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
 # What each group of `when = "changed"` depends on, besides its own `sources`: the guest and the verbs stack. What lies
@@ -53,7 +55,8 @@ parse_arguments() {
     while (($# > 0)); do
         case $1 in
         --full) FULL=1 ;;
-        --all) RECORD=1 ;;
+        --all) ALL=1 ;;
+        --record) RECORD=1 ;;
         --list) MODE=list ;;
         --shell) MODE=shell ;;
         --run) MODE=run RUN=${2:?--run needs a command} && shift ;;
@@ -67,7 +70,7 @@ parse_arguments() {
         esac
         shift
     done
-    ((RECORD == 0 || ${#ONLY[@]} == 0)) || die "--all and --only exclude each other"
+    ((ALL + RECORD == 0 || ${#ONLY[@]} == 0)) || die "--only excludes --all and --record"
     ((${#ONLY[@]} == 0)) || GROUPS_=("${ONLY[@]}")
 }
 
@@ -118,17 +121,17 @@ sources() {
 # is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed, one of
 # `when = "full"` only with --full, --all or --only.
 is_due() {
-    ((RECORD == 0 && FULL == 0 && ${#ONLY[@]} == 0)) || return 0
+    ((ALL == 0 && FULL == 0 && ${#ONLY[@]} == 0)) || return 0
     [[ ${CFG[group.$1.when]:-} != full ]] || return 1
     [[ ${CFG[group.$1.when]:-} == changed ]] || return 0
     ! grep -qsxF -- "$1"$'\t'"$(sources "$1")" "$PASSED"
 }
 
-# record: writes which groups passed on the sources of now.
+# record: writes which groups have passed on the sources of now, in this run or before.
 record() {
     local group now
     for group in "${GROUPS_[@]}"; do
-        [[ ${CFG[group.$group.when]:-} == changed && ${RESULT[$group]} == ok ]] || continue
+        [[ ${CFG[group.$group.when]:-} == changed && ${RESULT[$group]} =~ ^(ok|unchanged)$ ]] || continue
         now=$(sources "$group")
         if [[ $now == changed ]]; then
             warn "$group is not recorded: its sources differ from the commit"
