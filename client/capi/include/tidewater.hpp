@@ -181,7 +181,8 @@ public:
     /// Lets up to so many frames of pushes leave together.
     void batch_pushes(std::uint32_t frames) { check(tw_batch_pushes(it_.get(), frames)); }
     /* Calls `body(task)` with each task of the queue that this worker gets; it returns the number of records. An
-     * exception of it reports the task as failed, which another worker or this one gets again. See tw_tasks_open. */
+     * exception of it reports the task as failed, which another worker or this one gets again. A report that meets its
+     * deadline is repeated, twice at most, before the call throws. See tw_tasks_open. */
     template <typename Body> void each_task(const tw_task_options &options, std::uint64_t records, Body body)
     {
         tw_tasks queue = 0;
@@ -194,12 +195,12 @@ public:
             try {
                 read = body(task);
             } catch (const std::exception &failure) {
-                check(tw_tasks_fail(it_.get(), queue, failure.what()));
+                repeat([&] { return tw_tasks_fail(it_.get(), queue, failure.what()); });
                 continue;
             }
-            check(tw_tasks_done(it_.get(), queue, read, nullptr));
+            repeat([&] { return tw_tasks_done(it_.get(), queue, read, nullptr); });
         }
-        check(tw_tasks_close(it_.get(), &queue));
+        repeat([&] { return tw_tasks_close(it_.get(), &queue); });
     }
     void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_.get(), every)); }
     bool walltime_over()
@@ -218,6 +219,14 @@ public:
     void fail(const std::string &reason) { check(tw_fail(it_.get(), reason.c_str())); }
 
 private:
+    /* Makes a call again that met its deadline, twice at most. */
+    template <typename Call> static void repeat(Call call)
+    {
+        tw_status status = call();
+        for (int again = 0; again < 2 && status == TW_ERR_DEADLINE; ++again)
+            status = call();
+        check(status);
+    }
     /* Takes over an open session. */
     explicit session(tw_session *opened)
         : it_(opened, [](tw_session *last) { tw_session_free(&last); })
