@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use numpy::PyArray1;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tidewater::DomainId;
@@ -250,8 +250,20 @@ impl TaskQueue {
         let Some(task) = &state.current else {
             return Err(no_task());
         };
-        let numbers = py.detach(|| task.record_numbers().map(Vec::from_iter));
-        Ok(PyArray1::from_vec(py, numbers.map_err(raised)?))
+        let of_task = task.record_numbers().map_err(raised)?;
+        let mut numbers = Vec::new();
+        // A task can have any number of records: the program may not want all at once.
+        usize::try_from(task.shard().size())
+            .ok()
+            .and_then(|size| numbers.try_reserve_exact(size).ok())
+            .ok_or_else(|| {
+                let records = task.shard().size();
+                PyMemoryError::new_err(format!(
+                    "no memory for the {records} record numbers of a task; make task_size smaller"
+                ))
+            })?;
+        py.detach(|| numbers.extend(of_task));
+        Ok(PyArray1::from_vec(py, numbers))
     }
 
     /// Whether the program reads the records by number.

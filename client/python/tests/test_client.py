@@ -134,6 +134,8 @@ def test_record_numbers_are_shuffled():
         assert [len(batch) for batch in batches] == [7, 7, 7, 4]
         assert np.concatenate(batches).tolist() == numbers
         raises(tidewater.Error, "single ones cannot", lambda: tidewater.data.tasks(s, _task_files(), "x", 9, record_seed=1))
+        with next(iter(tidewater.data.tasks(s, 2**60, "huge", 2**60))) as task:
+            raises(MemoryError, "make task_size smaller", task.record_numbers)
 
 
 def test_tasks_without_their_file_are_left_out():
