@@ -93,6 +93,9 @@ pub struct WorkerImage {
     pub ended: Vec<ThreadClock>,
     /// Its job has begun again, and it has not rejoined.
     pub is_outdated: bool,
+    /// A process has taken the rank of a lost worker and was not admitted. A journal of before has none.
+    #[serde(default)]
+    pub is_late: bool,
 }
 
 /// How far a table is, as a restart needs it.

@@ -24,6 +24,7 @@ fn step(last_table: u32) -> Vec<Change> {
     let worker = WorkerImage {
         ended: Vec::new(),
         is_outdated: false,
+        is_late: false,
         state: WorkerState::Live,
         incarnation: Incarnation(u64::MAX - 1),
         first: Vec::new(),

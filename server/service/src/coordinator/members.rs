@@ -106,6 +106,14 @@ impl Coordinator {
             return Ok(None);
         }
         let rank = WorkerId(peer_rank);
+        let taken_by = self.worker(&namespace, rank.0).and_then(|w| w.peer);
+        if taken_by != Some(asker.peer) && !join.returns {
+            // It reserved the rank of a worker that had not returned, which has it now or is lost.
+            let text =
+                "it was that of a worker that had not returned since the coordinator was restarted";
+            let numbers = [u64::from(rank.0), 0, 0, 0];
+            return Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text));
+        }
         if join.returns && !mutants::on(Mutant::LostWorkerReturns) {
             let numbers = [u64::from(rank.0), 0, 0, 0];
             let text = "this worker counts as lost: it did not return in time to a coordinator that was \
@@ -306,6 +314,7 @@ impl Coordinator {
         }
         if self.is_complete() {
             self.make_waiting_tables();
+            self.order_next_load();
             self.resume_waiting();
             for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
                 self.next_admission(&namespace);

@@ -51,7 +51,12 @@ impl Coordinator {
             state.last_ending += 1;
             let ending = EndingJob {
                 namespace: name.clone(),
-                missing: image.servers.keys().copied().collect(),
+                missing: image
+                    .servers
+                    .keys()
+                    .chain(image.ended.keys())
+                    .copied()
+                    .collect(),
                 waiting: Vec::new(),
             };
             state.ending.insert(state.last_ending, ending);
@@ -99,7 +104,11 @@ impl Coordinator {
             job.workers.insert(
                 rank,
                 Worker {
-                    state: worker.state,
+                    // The process that had taken the rank was not admitted, and takes it again if it returns.
+                    state: match worker.is_late {
+                        true => WorkerState::Lost,
+                        false => worker.state,
+                    },
                     peer: has_joined.then_some(ABSENT),
                     incarnation: worker.incarnation,
                 },
@@ -197,6 +206,7 @@ impl Coordinator {
                     stays: job.stays.get(&rank).copied().unwrap_or_default(),
                     ended: job.ended.get(&rank).cloned().unwrap_or_default(),
                     is_outdated: outdated.contains(&(name.clone(), rank)),
+                    is_late: job.late.contains(&rank),
                 };
                 (rank, worker)
             };

@@ -2,6 +2,7 @@
 
 use super::super::membership::Schedule;
 mod checkpoints;
+mod ranks;
 mod successors;
 mod tasks;
 
