@@ -118,14 +118,14 @@ impl Coordinator {
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return;
         };
-        job.barriers.leave(rank);
         let Some(worker) = job.workers.get_mut(&rank) else {
             return;
         };
         if worker.peer != Some(id) {
-            // It has not taken the place of a worker that may return.
+            // It has not taken the place of a worker that may return, or has returned.
             return;
         }
+        job.barriers.leave(rank);
         worker.peer = None;
         if worker.state == WorkerState::Live && !peer.leaving {
             let why = "its connection ended before it said that it has finished";
@@ -172,13 +172,13 @@ impl Coordinator {
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
         let is_held = server.member.is_some() && server.restarts > 0 && !peer.leaving;
-        // One that ended before its Join is not the server that may still return.
-        if !self.may_return(number) {
+        // One that ended before its Join is not the server that may still return, or whose successor may come.
+        if !self.may_return(number) && !self.absent.contains_key(&number) {
             self.admit_without(number);
-            self.lose_without(number);
-            // The memory of a successor may have the jobs that it was to end.
+            self.load_without(number);
+            // A successor may have the clocks that it was to report, and the tables and jobs that it was to end.
             if !is_held || self.phase != Phase::Running {
-                self.let_go_without(number);
+                self.forget_memory(number);
             }
         }
         let Some(member) = server.member else {
@@ -398,6 +398,14 @@ impl Coordinator {
         if !ending.missing.is_empty() {
             self.ending.insert(job, ending);
         }
+    }
+
+    /// Stops waiting for what only the memory of `server` has, which is gone: the clocks of lost workers, tables under
+    /// release, sessions and clocks of jobs that are over.
+    pub(super) fn forget_memory(&mut self, server: ServerId) {
+        self.lose_without(server);
+        self.release_without(server);
+        self.let_go_without(server);
     }
 
     /// Stops waiting for `server`, which has ended, in all jobs that are over and of which it was to end sessions and

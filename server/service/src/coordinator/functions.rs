@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, ModuleBytes};
-use tidewater_protocol::wire::refusal::Refusal;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, Purpose, bad};
 use super::tables::refusal_of;
@@ -66,8 +66,12 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Orders all servers to load the function of the first waiting request, unless another function is being loaded.
-    fn order_next_load(&mut self) {
+    /// Orders all servers to load the function of the first waiting request, unless another function is being loaded or
+    /// a server is missing.
+    pub(super) fn order_next_load(&mut self) {
+        if !self.is_complete() {
+            return;
+        }
         let servers = self.joined_servers();
         let Some(mut first) = self.functions.first_entry() else {
             return;
@@ -113,6 +117,22 @@ impl Coordinator {
             self.answer(asker, answer.clone());
         }
         self.order_next_load();
+    }
+
+    /// Ends the wait of a function load for the answer of `server`, which has ended: the load is refused when the others
+    /// have answered.
+    pub(super) fn load_without(&mut self, server: ServerId) {
+        let waits = |load: &FunctionLoad| {
+            let missing = load.missing.as_ref();
+            missing.is_some_and(|missing| missing.contains(&server))
+        };
+        let found = self.functions.iter().find(|(_, load)| waits(load));
+        if let Some((&number, _)) = found {
+            let numbers = [u64::from(server.0), 0, 0, 0];
+            let refusal = Refusal::new(RefusalCode::PeerFailed, numbers)
+                .with_text("it ended before it had the function; load it again");
+            self.function_loaded(number, server, CommandReply::Refused(refusal));
+        }
     }
 
     /// Drops the function loads of a job that ends. One under way stays until servers have answered, without an

@@ -10,6 +10,9 @@
 //! If none has, all drop it. Until the last order the worker is a member: no minimum passes the iteration on
 //! an applier that lacks the tick. After the first order nothing of the worker arrives any more. The loss is a change
 //! of membership at one tick, which the log has: a run that follows it ends the worker at this tick.
+//!
+//! A server that waits for its successor is asked like the others when the successor has its memory: the tick may be
+//! there and nowhere else, or everywhere but there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,11 +43,15 @@ impl Coordinator {
         let servers = self.joined_servers();
         self.last_admission += 1;
         let number = self.last_admission;
-        let absent = self.absent_servers();
+        let mut missing: BTreeSet<ServerId> = servers.iter().copied().collect();
+        missing.extend(self.absent_servers());
+        if self.can_resume(namespace) {
+            missing.extend(self.absent.keys());
+        }
         let loss = Loss {
             namespace: namespace.to_owned(),
             rank,
-            missing: servers.iter().copied().chain(absent).collect(),
+            missing,
             clocks: BTreeMap::new(),
         };
         self.losses.insert(number, loss);
@@ -65,8 +72,8 @@ impl Coordinator {
         self.order(server, Purpose::Loss(number), order);
     }
 
-    /// Repeats the orders about lost workers to a server that has returned after a restart of the coordinator: to end
-    /// them at the clocks on which all servers agreed, or to report their clocks.
+    /// Repeats the orders about lost workers to a server that has returned after a restart of the coordinator, or to a
+    /// successor with its memory: to end them at the clocks on which all servers agreed, or to report their clocks.
     pub(super) fn repeat_losses(&mut self, server: ServerId) {
         let mut agreed = Vec::new();
         for (namespace, job) in &self.jobs {
@@ -103,15 +110,29 @@ impl Coordinator {
         self.settle_loss(number);
     }
 
-    /// Stops waiting for the clocks of lost workers at `server`, which is gone. A loss that waited only for it
-    /// completes.
+    /// Stops waiting for the clocks of lost workers at `server`, which is gone with its memory. A loss that waited only
+    /// for it completes.
     pub(super) fn lose_without(&mut self, server: ServerId) {
-        for loss in self.losses.values_mut() {
+        for number in self.losses.keys().copied().collect::<Vec<_>>() {
+            self.lose_one_without(number, server);
+        }
+    }
+
+    /// The same for a server that is awaited with its memory, for which only jobs wait that resume with it.
+    pub(super) fn lose_without_memory(&mut self, server: ServerId) {
+        for number in self.losses.keys().copied().collect::<Vec<_>>() {
+            let loss = self.losses.get(&number);
+            if loss.is_some_and(|loss| !self.can_resume(&loss.namespace)) {
+                self.lose_one_without(number, server);
+            }
+        }
+    }
+
+    fn lose_one_without(&mut self, number: u64, server: ServerId) {
+        if let Some(loss) = self.losses.get_mut(&number) {
             loss.missing.remove(&server);
         }
-        for number in self.losses.keys().copied().collect::<Vec<_>>() {
-            self.settle_loss(number);
-        }
+        self.settle_loss(number);
     }
 
     /// Completes the loss of a worker once all servers have reported: orders them to end it at the highest

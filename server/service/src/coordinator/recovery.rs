@@ -48,6 +48,8 @@ pub(super) struct RecoveryState {
     /// Workers that have not returned since the coordinator's restart and must rejoin, because their job has
     /// begun again.
     pub(super) outdated: BTreeSet<(String, WorkerId)>,
+    /// Tables that were dropped while servers were absent, which these are to release when they return.
+    dropped: BTreeSet<TableId>,
     /// Requests that wait for these servers to return.
     deferred: Vec<(Asker, CoordinatorRequest)>,
     /// Time on the coordinator's clock at which processes that have not returned count as lost.
@@ -269,13 +271,12 @@ impl Coordinator {
             tracing::info!(server = %number, "a server has returned");
             return true;
         }
-        self.lose_without(number);
         if before.restarts > 0 && self.phase == Phase::Running {
             self.held_server_lost(before, "has ended while the coordinator was absent");
         } else {
             let why = "another process has its number";
             self.server_lost(&before.member, Some(before.pid), why);
-            self.let_go_without(number);
+            self.forget_memory(number);
         }
         false
     }
@@ -301,6 +302,7 @@ impl Coordinator {
         for (id, _) in self.releasing() {
             self.order(number, Purpose::Release(id), Command::ReleaseTable { id });
         }
+        self.release_dropped(number);
         self.repeat_endings(number);
         // Also ends a hold of clocks for a worker that was not admitted.
         for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -326,6 +328,29 @@ impl Coordinator {
                 admitted: None,
             };
             self.order(number, Purpose::EndJob(job), order);
+        }
+    }
+
+    /// Notes a dropped table for the servers that have not returned: they release it then. A further restart of the
+    /// coordinator forgets it; the table's memory stays with such a server then.
+    pub(super) fn release_on_return(&mut self, id: TableId) {
+        if let Some(recovery) = &mut self.recovery
+            && !recovery.absent_servers.is_empty()
+        {
+            recovery.dropped.insert(id);
+        }
+    }
+
+    fn release_dropped(&mut self, number: ServerId) {
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        let dropped = match recovery.absent_servers.is_empty() {
+            true => std::mem::take(&mut recovery.dropped),
+            false => recovery.dropped.clone(),
+        };
+        for id in dropped {
+            self.order(number, Purpose::Cleanup, Command::ReleaseTable { id });
         }
     }
 
@@ -407,8 +432,7 @@ impl Coordinator {
         let why = "it has not returned since the coordinator was restarted";
         for (number, server) in std::mem::take(&mut recovery.absent_servers) {
             self.server_lost(&server.member, Some(server.pid), why);
-            self.lose_without(number);
-            self.let_go_without(number);
+            self.forget_memory(number);
         }
         let mut absent = Vec::new();
         for (name, job) in &mut self.jobs {

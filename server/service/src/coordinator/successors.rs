@@ -35,7 +35,7 @@ use tidewater_queue::{QueueCall, Queues};
 
 use super::recovery::ABSENT;
 use super::state::{Action, Asker, Coordinator, PeerId, Phase, Purpose};
-use super::tables::{Stage, refusal_of};
+use super::tables::{Stage, TableEntry, refusal_of};
 
 /// A server that has ended and that its holder (its parent process) restarts.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub(super) struct Absent {
     pub(super) end: ServerEnd,
     /// Time on the coordinator's clock by which its successor must join.
     pub(super) until: Duration,
+    /// Jobs that have begun before its end. Others lose nothing with it.
+    pub(super) jobs: BTreeSet<String>,
 }
 
 impl Coordinator {
@@ -61,15 +63,17 @@ impl Coordinator {
                 self.fail_with_server(&name, &end);
             }
         }
-        let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
-        self.absent.insert(end.server, Absent { end, until });
+        let server = end.server;
+        self.await_again(end);
+        self.lose_without_memory(server);
     }
 
-    /// Begins the wait for the successor of a server that was already ended when the coordinator was
-    /// restarted.
+    /// Begins the wait for the successor of a server, for all jobs that are there now: also of one that was already
+    /// ended when the coordinator was restarted.
     pub(super) fn await_again(&mut self, end: ServerEnd) {
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
-        self.absent.insert(end.server, Absent { end, until });
+        let jobs = self.jobs.keys().cloned().collect();
+        self.absent.insert(end.server, Absent { end, until, jobs });
     }
 
     /// Handles the end of a server with a holder (a parent process that restarts it): raises the epoch and begins
@@ -158,7 +162,7 @@ impl Coordinator {
             }
         } else {
             self.absent.remove(&number);
-            self.let_go_without(number);
+            self.forget_memory(number);
             self.fail_all(&failure_of(&end));
         }
         CoordinatorAnswer::Done
@@ -185,7 +189,7 @@ impl Coordinator {
         let refusal = failure_of(&late.end).with_text(text);
         self.touch();
         for number in std::mem::take(&mut self.absent).into_keys() {
-            self.let_go_without(number);
+            self.forget_memory(number);
         }
         self.fail_all(&refusal);
     }
@@ -198,10 +202,20 @@ impl Coordinator {
         successor: Incarnation,
         kept: Option<Vec<TableId>>,
     ) {
-        let Some(Absent { end, .. }) = self.absent.remove(&number) else {
+        let Some(Absent { end, jobs, .. }) = self.absent.remove(&number) else {
             return;
         };
         let restart = ServerRestart { end, successor };
+        if kept.is_some() {
+            // Before the members, of which these workers are none any more.
+            self.repeat_losses(number);
+            for id in self.releasing_at(number) {
+                self.order(number, Purpose::Release(id), Command::ReleaseTable { id });
+            }
+        } else {
+            self.lose_without(number);
+            self.release_without(number);
+        }
         self.repeat_endings(number);
         for &id in kept.iter().flatten() {
             // Released while the server was away.
@@ -210,7 +224,10 @@ impl Coordinator {
             }
         }
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            if kept.is_some() && self.can_resume(&name) {
+            if !jobs.contains(&name) {
+                // It has begun since then: nothing of it is lost.
+                self.carry_out_parked(&name);
+            } else if kept.is_some() && self.can_resume(&name) {
                 self.resume_with_memory(&name, number, restart.clone());
             } else if self.can_begin_again(&name) {
                 self.begin_again(&name, restart.clone());
@@ -218,7 +235,7 @@ impl Coordinator {
                 // A worker has ended since then.
                 self.fail_with_server(&name, &restart.end);
             } else {
-                // A job that has begun since then: nothing of it is lost, and nothing else answers these.
+                // A job that has failed, or of a kind that does not wait: nothing else answers these.
                 self.refuse_parked(&name, &restarted(&restart));
             }
         }
@@ -267,11 +284,8 @@ impl Coordinator {
                     let order = Command::CreateTable { namespace, table };
                     orders.push((Purpose::Create(id), order));
                 }
-                Stage::Releasing(missing) => {
-                    if missing.contains(&number) {
-                        orders.push((Purpose::Release(id), Command::ReleaseTable { id }));
-                    }
-                }
+                // The caller repeats the order.
+                Stage::Releasing(_) => {}
                 Stage::Making { .. } | Stage::Filling | Stage::Ready => {
                     awaited.insert(id);
                     let order = Command::AdoptTable { namespace, table };
@@ -343,10 +357,16 @@ impl Coordinator {
         for server in self.joined_servers() {
             self.announce_members(server, namespace);
         }
+        self.carry_out_parked(namespace);
+    }
+
+    /// Carries out the parked requests of a job, unless it still waits for a server.
+    fn carry_out_parked(&mut self, namespace: &str) {
+        let is_complete = self.absent.is_empty();
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
         };
-        if self.absent.is_empty() && job.resuming.is_empty() {
+        if is_complete && job.restarts.is_empty() && job.resuming.is_empty() {
             for (asker, request) in std::mem::take(&mut job.parked) {
                 match request {
                     Some(request) => self.dispatch(asker, request),
@@ -358,7 +378,7 @@ impl Coordinator {
 
     /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is not
     /// beginning again now, and all its tables have warm durability (their memory outlives the server's process).
-    fn can_resume(&self, namespace: &str) -> bool {
+    pub(super) fn can_resume(&self, namespace: &str) -> bool {
         let tables = self.tables.values().filter(|t| t.namespace == namespace);
         let mut kept = tables.filter(|t| !matches!(t.stage, Stage::Releasing(_)));
         let job = self.jobs.get(namespace);
@@ -397,7 +417,17 @@ impl Coordinator {
             self.drop_tables(namespace, &refusal);
         }
         // Those that servers were releasing: what is left of them is ordered to go before the job is.
-        self.tables.retain(|_, table| table.namespace != namespace);
+        let of_job = |(_, table): &(&TableId, &TableEntry)| table.namespace == namespace;
+        let rest: Vec<TableId> = self
+            .tables
+            .iter()
+            .filter(of_job)
+            .map(|(&id, _)| id)
+            .collect();
+        for id in rest {
+            self.tables.remove(&id);
+            self.release_on_return(id);
+        }
         if let Some(job) = self.jobs.get_mut(namespace) {
             job.tables.clear();
             job.restarts.push(restart);

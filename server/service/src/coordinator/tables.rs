@@ -248,6 +248,7 @@ impl Coordinator {
             job.tables.remove(&table.info.spec.name);
         }
         self.not_awaited(&table.namespace, id);
+        self.release_on_return(id);
         for server in made {
             self.order(server, Purpose::Cleanup, Command::ReleaseTable { id });
         }
@@ -281,6 +282,20 @@ impl Coordinator {
         };
         missing.remove(&server);
         self.end_release(id);
+    }
+
+    /// Stops waiting for the release of tables at `server`, which is gone with its memory.
+    pub(super) fn release_without(&mut self, server: ServerId) {
+        for id in self.releasing_at(server) {
+            self.table_released(id, server);
+        }
+    }
+
+    /// Tables that this server has yet to release.
+    pub(super) fn releasing_at(&self, server: ServerId) -> Vec<TableId> {
+        let awaits = |table: &TableEntry| matches!(&table.stage, Stage::Releasing(missing) if missing.contains(&server));
+        let those = self.tables.iter().filter(|(_, table)| awaits(table));
+        those.map(|(&id, _)| id).collect()
     }
 
     /// Removes a table that all servers have released, and answers the release requests. Does nothing while

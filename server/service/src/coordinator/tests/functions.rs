@@ -59,3 +59,32 @@ fn load_is_done_when_all_servers_have_it() {
     rig.actions.extend(rig.state.take_actions());
     assert_eq!(rig.refusal(w0, 6).code, RefusalCode::ShuttingDown);
 }
+
+/// A server ends before it has answered: the load is refused, and the next one waits for the successor, which gets it
+/// as the others do.
+#[test]
+fn load_is_refused_when_its_server_ends() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1) = (rig.held(0, 10, 100), rig.held(1, 11, 101));
+    let w0 = rig.worker(0);
+    rig.ask(w0, 2, Ask::CreateTable(successors::warm("a")));
+    for server in [s0, s1] {
+        rig.obey(server, &CommandReply::Done);
+    }
+    rig.ask(w0, 3, load("f"));
+    rig.ask(w0, 4, load("g"));
+    rig.close(s1);
+    rig.obey(s0, &CommandReply::Done);
+    let refusal = rig.refusal(w0, 3);
+    assert_eq!(refusal.code, RefusalCode::PeerFailed);
+    assert!(refusal.text.contains("server 1"), "{refusal}");
+    assert!(rig.orders(s0).is_empty(), "server 1 would not have it");
+    let s1 = rig.keeps(1, 12, 102, Some(1));
+    for server in [s1, s0] {
+        assert_eq!(rig.answer(w0, 4), None);
+        let orders = rig.obey(server, &CommandReply::Done);
+        let loads = |order: &Command| matches!(order, Command::LoadFunction { .. });
+        assert!(orders.iter().any(loads), "{orders:?}");
+    }
+    assert_eq!(rig.answer(w0, 4), Some(Answer::Done));
+}

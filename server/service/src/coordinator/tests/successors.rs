@@ -11,12 +11,18 @@ const HOW: &str = "was killed by signal 9 (SIGKILL)";
 
 impl Rig {
     /// Joins server `number` with a holder.
-    fn held(&mut self, number: u32, pid: u32, incarnation: u64) -> PeerId {
+    pub(super) fn held(&mut self, number: u32, pid: u32, incarnation: u64) -> PeerId {
         self.keeps(number, pid, incarnation, None)
     }
 
     /// Joins server `number` with a holder and the memory of the server before.
-    fn keeps(&mut self, number: u32, pid: u32, incarnation: u64, kept: Option<u32>) -> PeerId {
+    pub(super) fn keeps(
+        &mut self,
+        number: u32,
+        pid: u32,
+        incarnation: u64,
+        kept: Option<u32>,
+    ) -> PeerId {
         let peer = self.connects(Role::Server, number, "ops").unwrap();
         let join = Join {
             pid,
@@ -31,7 +37,7 @@ impl Rig {
     }
 
     /// The holder of server `number` reports its end.
-    fn reports(&mut self, number: u32, pid: u32, restarts: bool) {
+    pub(super) fn reports(&mut self, number: u32, pid: u32, restarts: bool) {
         let end = ServerEnd {
             incarnation: Incarnation(0),
             ..end(number, pid, 0, HOW)
@@ -57,7 +63,7 @@ impl Rig {
     }
 }
 
-fn end(number: u32, pid: u32, incarnation: u64, how: &str) -> ServerEnd {
+pub(super) fn end(number: u32, pid: u32, incarnation: u64, how: &str) -> ServerEnd {
     ServerEnd {
         server: ServerId(number),
         incarnation: Incarnation(incarnation),
@@ -277,7 +283,7 @@ fn save_under_way_fails_at_once_and_names_the_server() {
     assert!(rig.orders(s0).is_empty());
 }
 
-fn warm(name: &str) -> TableSpec {
+pub(super) fn warm(name: &str) -> TableSpec {
     TableSpec {
         durability: Durability::Warm,
         ..spec(name)
@@ -426,4 +432,92 @@ fn successor_ends_jobs_that_ended_meanwhile() {
     };
     assert!(orders.iter().any(ends), "{orders:?}");
     assert!(matches!(rig.answer(next, 1), Some(Answer::Joined(_))));
+}
+
+/// A successor ends before its Join. What its server was to end is ordered from the next one.
+#[test]
+fn endings_wait_for_successor_that_joins() {
+    let mut rig = Rig::with(CoordinatorConfig {
+        servers: 1,
+        workers: 1,
+        on_lost: LostWorker::FailJob,
+        lifetime: Lifetime::Service,
+    });
+    let server = rig.held(0, 10, 100);
+    let worker = rig.enter(Role::Worker, 0, "job").unwrap();
+    rig.close(server);
+    rig.ask(worker, 2, Ask::Finished);
+    rig.close(worker);
+    let early = rig.connects(Role::Server, 0, "ops").unwrap();
+    rig.close(early);
+    let next = rig.connects(Role::Worker, 0, "job").unwrap();
+    rig.ask(next, 1, Ask::Join(Rig::join(Role::Worker, 0)));
+    assert_eq!(
+        rig.answer(next, 1),
+        None,
+        "no server has ended the job before"
+    );
+    let successor = rig.keeps(0, 11, 101, Some(9));
+    let orders = rig.obey(successor, &CommandReply::Done);
+    let ends = |order: &Command| {
+        matches!(order, Command::MembersChanged { namespace, members, .. }
+            if namespace == "job" && members.workers.is_empty())
+    };
+    assert!(orders.iter().any(ends), "{orders:?}");
+    assert!(matches!(rig.answer(next, 1), Some(Answer::Joined(_))));
+}
+
+/// A job that begins while a successor is awaited loses nothing: its requests are carried out.
+#[test]
+fn job_of_meanwhile_does_not_begin_again() {
+    let mut rig = Rig::new(1, 0, LostWorker::FailJob, false);
+    let server = rig.held(0, 10, 100);
+    rig.close(server);
+    let join = Join {
+        workers: 1,
+        ..Rig::join(Role::Worker, 0)
+    };
+    let worker = rig.connects(Role::Worker, 0, "new").unwrap();
+    rig.ask(worker, 1, Ask::Join(join));
+    assert!(matches!(rig.answer(worker, 1), Some(Answer::Joined(_))));
+    rig.ask(worker, 2, Ask::CreateTable(spec("a")));
+    assert_eq!(rig.answer(worker, 2), None);
+    let successor = rig.held(0, 11, 101);
+    let orders = rig.obey(successor, &CommandReply::Done);
+    assert!(
+        matches!(orders[..], [Command::CreateTable { .. }]),
+        "{orders:?}"
+    );
+    assert!(matches!(rig.answer(worker, 2), Some(Answer::Table(_))));
+    assert!(rig.notices(worker).is_empty());
+}
+
+/// The server ends before it has released a table, and the job ends before the successor joins: a successor with the
+/// memory releases the table, and without it nothing is left to release.
+#[test]
+fn release_under_way_is_completed_without_its_job() {
+    for is_kept in [true, false] {
+        let mut rig = Rig::with(CoordinatorConfig {
+            servers: 1,
+            workers: 1,
+            on_lost: LostWorker::FailJob,
+            lifetime: Lifetime::Service,
+        });
+        let server = rig.held(0, 10, 100);
+        let worker = rig.enter(Role::Worker, 0, "job").unwrap();
+        rig.ask(worker, 2, Ask::CreateTable(warm("a")));
+        rig.obey(server, &CommandReply::Done);
+        rig.ask(worker, 3, Ask::ReleaseTable { id: TableId(1) });
+        rig.close(server);
+        rig.ask(worker, 4, Ask::Finished);
+        rig.close(worker);
+        let successor = match is_kept {
+            true => rig.keeps(0, 11, 101, Some(1)),
+            false => rig.held(0, 11, 101),
+        };
+        let orders = rig.obey(successor, &CommandReply::Done);
+        let releases = Command::ReleaseTable { id: TableId(1) };
+        assert_eq!(orders.contains(&releases), is_kept, "{orders:?}");
+        assert!(rig.state.tables.is_empty());
+    }
 }

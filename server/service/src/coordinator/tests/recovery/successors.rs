@@ -202,3 +202,69 @@ fn job_with_finished_worker_fails_with_its_server() {
     };
     assert!(refusal.text.contains("server 0"), "{refusal}");
 }
+
+/// The job begins again while another server has not returned to the restarted coordinator: that one releases the
+/// table too, before it ends the job.
+#[test]
+fn absent_server_releases_tables_of_job_that_begins_again() {
+    let mut durable = Durable::new(2, 1, LostWorker::FailJob, Lifetime::Launched);
+    let enter = |durable: &mut Durable, number: u32, process: u64, id: u64| {
+        let peer = durable.rig.connects(Role::Server, number, "ops").unwrap();
+        let join = Join {
+            pid: process as u32,
+            incarnation: Incarnation(process),
+            restarts: 3,
+            ..Rig::join(Role::Server, number)
+        };
+        durable.rig.ask(peer, id, Ask::Join(join));
+        durable.sync();
+        peer
+    };
+    let servers = [0, 1].map(|n| enter(&mut durable, n, 70 + u64::from(n), 1));
+    let worker = durable.joined(Role::Worker, 0, 80, 1);
+    durable.rig.ask(worker, 2, Ask::CreateTable(spec("a")));
+    for server in servers {
+        durable.serves(server);
+    }
+    durable.restart();
+    let worker = durable.joined(Role::Worker, 0, 80, 9);
+    let successor = enter(&mut durable, 0, 75, 9);
+    durable.serves(successor);
+    let back = enter(&mut durable, 1, 71, 9);
+    let orders = durable.serves(back);
+    let place = |is_it: fn(&Command) -> bool| orders.iter().position(is_it);
+    let released = place(|order| matches!(order, Command::ReleaseTable { id: TableId(1) }));
+    let ended = place(
+        |order| matches!(order, Command::MembersChanged { members, .. } if members.workers.is_empty()),
+    );
+    let (Some(released), Some(ended)) = (released, ended) else {
+        panic!("{orders:?}")
+    };
+    assert!(released < ended, "{orders:?}");
+    let notices = durable.rig.notices(worker);
+    assert_eq!(restarted(&notices), 1, "{notices:?}");
+}
+
+/// A job has ended while its server's successor was awaited, and the coordinator is killed too: the successor ends what
+/// its memory has of the job.
+#[test]
+fn ending_waits_for_successor_over_restart() {
+    let mut durable = Durable::new(1, 1, LostWorker::FailJob, Lifetime::Service);
+    let server = durable.held(70, 1);
+    let worker = durable.joined(Role::Worker, 0, 80, 1);
+    durable.rig.close(server);
+    durable.rig.ask(worker, 2, Ask::Finished);
+    durable.rig.close(worker);
+    durable.sync();
+    durable.restart();
+    let next = durable.enter(Role::Worker, 0, 81, 1);
+    assert_eq!(durable.rig.answer(next, 1), None);
+    let successor = durable.keeps(71, 1);
+    let orders = durable.serves(successor);
+    let ends = |order: &Command| matches!(order, Command::MembersChanged { members, .. } if members.workers.is_empty());
+    assert!(orders.iter().any(ends), "{orders:?}");
+    assert!(matches!(
+        durable.rig.answer(next, 1),
+        Some(Answer::Joined(_))
+    ));
+}
