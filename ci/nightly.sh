@@ -99,7 +99,7 @@ command_of() {
     mutants) COMMAND=(ci/mutants-broad.sh) ;;
     guest)
         COMMAND=(ci/softroce.sh)
-        ((${#ARGUMENTS[@]} > 0)) || COMMAND+=(--all --full)
+        ((${#ARGUMENTS[@]} > 0)) || COMMAND+=(--all --full --record)
         WHY_NOT=$(may_install || missing_packages required softroce | cut -f1 | xargs)
         [[ -z $WHY_NOT ]] || WHY_NOT="missing packages: $WHY_NOT"
         ;;
