@@ -199,10 +199,13 @@ test_cpp() {
         client/capi/tests/c/lifetimes.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
     attempt "functions.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/functions_cpp" \
         client/capi/tests/c/functions.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
+    attempt "tasks.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/tasks_cpp" \
+        client/capi/tests/c/tasks.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
     local under=()
     ! command -v valgrind >/dev/null || under=(valgrind --quiet --error-exitcode=9)
     service_start
     attempt "tickets and tables outlive their C++ session" "${under[@]}" "$SCRATCH/lifetimes" "$COORDINATOR" "$SCRATCH/token"
+    attempt "each task of C++ counts once" "$SCRATCH/tasks_cpp" "$COORDINATOR" "$SCRATCH/token"
     service_stop
     service_start "${FUNCTIONS[@]}"
     attempt "C++ calls functions at the data" "${under[@]}" "$SCRATCH/functions_cpp" "$COORDINATOR" "$SCRATCH/token"
