@@ -38,7 +38,7 @@ impl Cluster {
         Self::of_workers(servers, 1)
     }
 
-    /// As [`Self::coordinator`], with this number of workers.
+    /// As [`Self::coordinator`], with this number of workers; 0 for a service, where each job reports its own.
     pub(crate) fn of_workers(servers: u32, workers: u32) -> Self {
         Self::coordinator_by(servers, workers, &[], |mark| command(&tidewater(), mark))
     }
@@ -70,21 +70,17 @@ impl Cluster {
         let directory = folder.path().join("d/".repeat(depth));
         fs::create_dir_all(&directory).unwrap();
         let (mark, _) = new_mark();
-        let mut coordinator = program(&mark)
+        let mut coordinator = program(&mark);
+        coordinator
             .current_dir(&directory)
-            .args([
-                "coordinator",
-                "--workers",
-                &workers.to_string(),
-                "--servers",
-            ])
-            .arg(servers.to_string())
+            .args(["coordinator", "--servers", &servers.to_string()])
             .arg("--token-file")
             .arg(token)
-            .args(options)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .args(options);
+        if workers > 0 {
+            coordinator.args(["--workers", &workers.to_string()]);
+        }
+        let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         let stdout = coordinator.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut line).unwrap();

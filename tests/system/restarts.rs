@@ -10,6 +10,7 @@ use tidewater::{Client, ClientError, JoinOptions, PullOptions, SyncMode, Table, 
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 use tidewater_runtime::clock::{self, Deadline};
 
 use crate::by_hand::Cluster;
@@ -205,6 +206,57 @@ fn created_tables_name_the_restart() {
             );
             client.rejoin().unwrap();
         }
+        client.finish().unwrap();
+    }
+}
+
+/// Jobs of a service differ in size. The successor of a server, which starts while they run, takes the number of
+/// workers of each from its workers.
+#[test]
+fn jobs_of_other_sizes_begin_again() {
+    const JOBS: [(&str, u32); 2] = [(NAMESPACE_DEFAULT, 2), ("b", 1)];
+    let cluster = held_cluster_of(1, 0);
+    let holders = cluster.server_processes();
+    let mut clients: Vec<(Client, Table<f32>)> = std::thread::scope(|scope| {
+        let join = |(namespace, workers, rank): (&str, u32, u32)| {
+            let options = JoinOptions {
+                namespace: Some(namespace.into()),
+                workers: Some(workers),
+                rank: Some(rank),
+                ..cluster.options(TransportChoice::Auto)
+            };
+            let job = options.join().unwrap().into_job().unwrap();
+            let mut client = job.client(SyncMode::Asp).unwrap();
+            client.set_timeout(CALL);
+            let table = create(&mut client).unwrap();
+            (client, table)
+        };
+        let all = JOBS.into_iter().flat_map(|(namespace, workers)| {
+            (0..workers).map(move |rank| (namespace, workers, rank))
+        });
+        let joining: Vec<_> = all.map(|one| scope.spawn(move || join(one))).collect();
+        let joined = joining.into_iter().map(|thread| thread.join().unwrap());
+        joined.collect()
+    });
+    held(&holders[0]).signal(Signal::KILL);
+    std::thread::scope(|scope| {
+        for (client, table) in &mut clients {
+            scope.spawn(move || {
+                let limit = Deadline::after(LIMIT);
+                while !matches!(
+                    push(client, table),
+                    Err(ClientError::ServerRestarted { .. })
+                ) {
+                    assert!(!limit.passed(), "a killed server is not reported");
+                }
+                client.rejoin().unwrap();
+                let table = create(client).unwrap();
+                push(client, &table).unwrap();
+                client.barrier("again", CALL).unwrap();
+            });
+        }
+    });
+    for (mut client, _) in clients {
         client.finish().unwrap();
     }
 }

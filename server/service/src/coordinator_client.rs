@@ -322,7 +322,7 @@ impl Agent {
         self.number
     }
 
-    /// Number of workers of the job; 0 when unknown.
+    /// Number of workers of each job of the cluster; 0 when unknown, as in a service.
     pub const fn workers(&self) -> u32 {
         self.workers
     }

@@ -486,7 +486,12 @@ impl Coordinator {
         match (request, role, joined) {
             (Ask::Goodbye, ..) => return Ok(Some(self.goodbye(id))),
             (Ask::Members, ..) => {
-                return Ok(Some(CoordinatorAnswer::Members(self.members(namespace))));
+                let mut members = self.members(namespace);
+                if role == Role::Server {
+                    // It serves all jobs, and takes the count for the number of workers of each.
+                    members.workers = Job::new(self.config.workers).members();
+                }
+                return Ok(Some(CoordinatorAnswer::Members(members)));
             }
             (Ask::Join(_), Role::Server | Role::Worker | Role::Observer, false) => {}
             (

@@ -4,6 +4,7 @@ use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
 use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{ServerEnd, ServerRestart};
+use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 
 use super::*;
 
@@ -519,5 +520,24 @@ fn release_under_way_is_completed_without_its_job() {
         let releases = Command::ReleaseTable { id: TableId(1) };
         assert_eq!(orders.contains(&releases), is_kept, "{orders:?}");
         assert!(rig.state.tables.is_empty());
+    }
+}
+
+/// A server that starts while jobs run learns no number of workers that only one of them has.
+#[test]
+fn successor_gets_workers_of_no_job() {
+    for (configured, workers) in [(0, 3), (4, 4)] {
+        let mut rig = Rig::new(1, configured, LostWorker::FailJob, false);
+        let s0 = rig.held(0, 10, 100);
+        for rank in 0..workers {
+            rig.enter(Role::Worker, rank, NAMESPACE_DEFAULT).unwrap();
+        }
+        rig.close(s0);
+        let successor = rig.connects(Role::Server, 0, NAMESPACE_DEFAULT).unwrap();
+        rig.ask(successor, 1, Ask::Members);
+        let Some(Answer::Members(members)) = rig.answer(successor, 1) else {
+            panic!("{:?}", rig.actions)
+        };
+        assert_eq!(members.workers.len(), configured as usize);
     }
 }
