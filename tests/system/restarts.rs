@@ -20,7 +20,8 @@ use crate::rig::{LIMIT, Run};
 const ROWS: u64 = 64;
 /// Each call ends within this time, or later by a busy machine.
 const CALL: Duration = Duration::from_secs(20);
-const RESTARTS: [&str; 2] = ["--restarts", "1000"];
+/// Options of a server with a holder.
+pub(crate) const RESTARTS: [&str; 2] = ["--restarts", "1000"];
 
 /// A cluster of two servers with holders.
 pub(crate) fn held_cluster(workers: u32) -> Cluster {

@@ -13,7 +13,8 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::restarts::{held, held_cluster, held_cluster_of};
+use crate::by_hand::Cluster;
+use crate::restarts::{RESTARTS, held, held_cluster, held_cluster_of};
 use crate::rig::LIMIT;
 
 const ROWS: u64 = 64;
@@ -279,6 +280,68 @@ fn killed_servers_leave_the_bits_of_bsp() {
         assert!(kills > 0, "no server was killed");
         println!("{transport:?}: {kills} kills, equal bits");
     }
+}
+
+/// A server is killed while it holds the clocks of a job for a worker that joins, and that worker is refused. The
+/// successor, which has the held clocks in its memory, lets them advance.
+#[test]
+fn clocks_held_by_dead_server_go_on() {
+    let mut cluster = Cluster::going_on(2, 2);
+    for number in 0..2 {
+        let server = cluster.server(number).args(RESTARTS).spawn().unwrap();
+        cluster.servers.push(server);
+    }
+    let holders = cluster.server_processes();
+    let join = |rank| {
+        let options = JoinOptions {
+            rank: Some(rank),
+            join_timeout: Some(CALL),
+            ..cluster.options(TransportChoice::Shm)
+        };
+        let job = options.join()?.into_job().unwrap();
+        job.client(SyncMode::Bsp)
+    };
+    let (mut client, lost) = std::thread::scope(|scope| {
+        let lost = scope.spawn(|| join(1).unwrap());
+        (join(0).unwrap(), lost.join().unwrap())
+    });
+    client.set_timeout(CALL);
+    client.set_clock_timeout(CALL);
+    let [sparse, ..] = trained_tables(&mut client);
+    let all: Vec<u64> = (0..ROWS).collect();
+    let step = |client: &mut Client| {
+        let pushed = client.push_rows(&sparse, &all, &[1.0; ROWS as usize], PushOp::Gradient);
+        drop(pushed.unwrap());
+        client.tick().unwrap();
+        let mut values = [0.0; ROWS as usize];
+        let options = PullOptions::default();
+        client.pull_rows(&sparse, &all, &mut values, options)
+    };
+    drop(lost);
+    step(&mut client).unwrap();
+    step(&mut client).unwrap();
+    let stopped = held(&holders[0]);
+    stopped.signal(Signal::STOP);
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| join(1).map(drop).unwrap_err());
+        // By now server 1 holds the clocks, and the admission waits for server 0.
+        std::thread::sleep(Duration::from_millis(500));
+        let victim = held(&holders[1]);
+        victim.signal(Signal::KILL);
+        let until = Deadline::after(LIMIT);
+        while holders[1].children().contains(&victim) || holders[1].children().is_empty() {
+            assert!(!until.passed(), "server 1 has no successor");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        stopped.signal(Signal::KILL);
+        let error = refused.join().unwrap();
+        let said = error.to_string();
+        assert!(said.contains("was lost while it admitted"), "{said}");
+    });
+    for _ in 0..3 {
+        step(&mut client).unwrap();
+    }
+    client.finish().unwrap();
 }
 
 /// Rows of the table of the measurement, of 64 elements: 1 GiB with their headers.

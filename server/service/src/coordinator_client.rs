@@ -409,6 +409,7 @@ impl Agent {
             tables: BTreeMap::new(),
             removed: BTreeSet::new(),
             held: BTreeSet::new(),
+            adopted: BTreeSet::new(),
             admits: BTreeSet::new(),
             failed: None,
         };
@@ -447,6 +448,9 @@ pub struct Enlisted {
     removed: BTreeSet<(String, WorkerId)>,
     /// Namespaces of the jobs with held clocks.
     held: BTreeSet<String>,
+    /// Jobs of adopted tables, until the first order about their members: their clocks are held if the predecessor
+    /// of this server held them.
+    adopted: BTreeSet<String>,
     /// Jobs with clocks held since the last admission: the next order to admit a worker is new.
     admits: BTreeSet<String>,
     /// Reason why the job has failed, if the coordinator has reported that.
@@ -635,8 +639,7 @@ impl Enlisted {
         match order {
             Command::CreateTable { namespace, table } => self.make_table(node, namespace, table)?,
             Command::AdoptTable { namespace, table } => {
-                node.adopt_table(&namespace, &table)?;
-                self.tables.insert(table.id, (namespace, table));
+                self.adopt_table(node, namespace, table)?;
             }
             Command::ReleaseTable { id } => {
                 self.tables.remove(&id);
@@ -705,6 +708,21 @@ impl Enlisted {
         Ok(Some(CommandReply::Done))
     }
 
+    /// Serves a table of the predecessor's memory again. A repeated order changes nothing.
+    fn adopt_table(
+        &mut self,
+        node: &dyn Orders,
+        namespace: String,
+        table: TableInfo,
+    ) -> Result<(), Refusal> {
+        node.adopt_table(&namespace, &table)?;
+        let known = self.tables.insert(table.id, (namespace.clone(), table));
+        if known.is_none() {
+            self.adopted.insert(namespace);
+        }
+        Ok(())
+    }
+
     /// Lets a job's held (stopped) clocks advance, with the new member `admitted` if there is one; or adds a
     /// scheduled stay (join-to-leave interval). Skips orders that a restarted coordinator repeats.
     fn admit(
@@ -714,7 +732,8 @@ impl Enlisted {
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     ) -> Result<(), Refusal> {
         let was_held = self.held.remove(namespace);
-        if !was_held && admitted.is_none() {
+        let was_adopted = self.adopted.remove(namespace);
+        if !was_held && !was_adopted && admitted.is_none() {
             return Ok(());
         }
         if let Some((rank, clocks)) = &admitted {

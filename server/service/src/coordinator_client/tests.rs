@@ -4,6 +4,12 @@ use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::placement::Placement;
+use tidewater_protocol::table::{
+    Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
+    TableSpec,
+};
 use tidewater_protocol::wire::control::WorkerMember;
 use tidewater_protocol::wire::hello::RANDOM_BYTES;
 
@@ -15,6 +21,8 @@ struct SlowReport {
     removed: Sender<WorkerId>,
     /// Orders to admit a worker.
     admitted: Cell<u32>,
+    /// Orders that only let clocks advance.
+    released: Cell<u32>,
 }
 
 impl Orders for SlowReport {
@@ -27,7 +35,7 @@ impl Orders for SlowReport {
     }
 
     fn adopt_table(&self, _: &str, _: &TableInfo) -> Result<(), Refusal> {
-        unreachable!("no test restarts a server")
+        Ok(())
     }
 
     fn release_table(&self, _: TableId) -> Result<(), Refusal> {
@@ -68,8 +76,11 @@ impl Orders for SlowReport {
         _: &str,
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     ) -> Result<(), Refusal> {
-        self.admitted
-            .set(self.admitted.get() + u32::from(admitted.is_some()));
+        let count = match admitted {
+            Some(_) => &self.admitted,
+            None => &self.released,
+        };
+        count.set(count.get() + 1);
         Ok(())
     }
 
@@ -97,11 +108,11 @@ impl Orders for SlowReport {
 }
 
 fn slow_report(go: Receiver<()>, removed: Sender<WorkerId>) -> SlowReport {
-    let admitted = Cell::new(0);
     SlowReport {
         go,
         removed,
-        admitted,
+        admitted: Cell::new(0),
+        released: Cell::new(0),
     }
 }
 
@@ -118,6 +129,7 @@ fn enlisted() -> Enlisted {
         tables: BTreeMap::new(),
         removed: BTreeSet::new(),
         held: BTreeSet::new(),
+        adopted: BTreeSet::new(),
         admits: BTreeSet::new(),
         failed: None,
     }
@@ -201,4 +213,54 @@ fn admission_is_carried_out_once_for_each_worker() {
     assert_eq!([hold(), admit()].map(&mut order), [0, 1]);
     assert_eq!([hold(), admit()].map(&mut order), [1, 2]);
     assert_eq!(order(admit()), 2, "of a coordinator that was restarted");
+}
+
+/// The memory of the predecessor may have a job's clocks held, for an admission that has ended: they advance with the
+/// first order about members after the table is adopted.
+#[test]
+fn adopted_job_clocks_are_released_once() {
+    let (_say, go) = bounded(1);
+    let (removed, _removed) = bounded(1);
+    let server = slow_report(go, removed);
+    let mut enlisted = enlisted();
+    let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
+    let mut order = |order| {
+        let done = enlisted.carry_out(&server, &mut files, 1, order);
+        assert_eq!(done.unwrap(), Some(CommandReply::Done));
+        server.released.get()
+    };
+    let namespace = || "job".to_owned();
+    let adopt = || Command::AdoptTable {
+        namespace: namespace(),
+        table: TableInfo {
+            id: TableId(1),
+            spec: TableSpec {
+                name: "t".into(),
+                shape: Shape::Sparse { dim: 1 },
+                dtype: DType::F32,
+                optimizer: Optimizer::Sgd { lr: 0.1 },
+                init: Init::Zeros,
+                seed: 1,
+                effect: Apply::AtTick(Reduce::Sum),
+                finite_check: true,
+                domain: DomainId(0),
+                partitions: 1,
+                gradient: GradientOptions::default(),
+                redo: false,
+                keys: KeyOptions::default(),
+                versions: 2,
+                durability: Durability::Warm,
+            },
+            placement: Placement(Vec::new()),
+        },
+    };
+    let changed = || Command::MembersChanged {
+        namespace: namespace(),
+        members: members(&[WorkerState::Live]),
+        admitted: None,
+    };
+    assert_eq!([adopt(), changed()].map(&mut order), [0, 1]);
+    assert_eq!(order(changed()), 1);
+    // A coordinator that was restarted repeats its order.
+    assert_eq!([adopt(), changed()].map(&mut order), [1, 1]);
 }
