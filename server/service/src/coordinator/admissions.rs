@@ -331,9 +331,11 @@ impl Coordinator {
         askers
     }
 
-    /// Ends the admissions that wait for an answer of the lost `server`: their workers are refused, none is admitted.
+    /// Ends the admissions that wait for an answer of the lost `server`, or will order it to admit: their workers are
+    /// refused, none is admitted.
     pub(super) fn admit_without(&mut self, server: ServerId) {
-        let waits = |a: &Admission| a.missing.contains(&server);
+        // Until the order to admit, its answer is one to HoldClocks.
+        let waits = |a: &Admission| a.admitted.is_none() || a.missing.contains(&server);
         let those = self.admissions.iter().filter(|(_, a)| waits(a));
         for number in those.map(|(&n, _)| n).collect::<Vec<_>>() {
             let Some(admission) = self.admissions.remove(&number) else {

@@ -541,3 +541,42 @@ fn successor_gets_workers_of_no_job() {
         assert_eq!(members.workers.len(), configured as usize);
     }
 }
+
+/// A server holds the clocks for a worker and is lost before the other one has answered: the worker is refused, and
+/// is not admitted at the other server alone.
+#[test]
+fn admission_ends_with_server_that_held() {
+    let mut rig = Rig::new(2, 2, LostWorker::GoOn, false);
+    let [s0, s1] = [rig.held(0, 10, 100), rig.held(1, 11, 101)];
+    let [_, w1] = [rig.worker(0), rig.worker(1)];
+    rig.close(w1);
+    while rig.actions.iter().any(|a| matches!(a, Action::Command(..))) {
+        for server in [s0, s1] {
+            rig.obey(server, &CommandReply::Done);
+        }
+    }
+    let late = rig.connects(Role::Worker, 1, "job").unwrap();
+    let join = Join {
+        incarnation: Incarnation(77),
+        ..Rig::join(Role::Worker, 1)
+    };
+    rig.ask(late, 1, Ask::Join(join));
+    let clocks = CommandReply::Clocks(Vec::new());
+    let orders = rig.obey(s1, &clocks);
+    assert!(
+        matches!(&orders[..], [Command::HoldClocks { .. }]),
+        "{orders:?}"
+    );
+    rig.close(s1);
+    let refusal = rig.refusal(late, 1);
+    let text = "server 1 was lost while it admitted this worker";
+    assert!(refusal.text.contains(text), "{refusal}");
+    rig.obey(s0, &clocks);
+    assert_eq!(rig.orders(s0), []);
+    // Its clocks go on when the successor has the memory of server 1.
+    rig.keeps(1, 12, 102, Some(1));
+    let orders = rig.orders(s0);
+    let is_release =
+        |order: &Command| matches!(order, Command::MembersChanged { admitted: None, .. });
+    assert!(orders.iter().any(|(_, o)| is_release(o)), "{orders:?}");
+}
