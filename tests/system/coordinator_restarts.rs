@@ -371,6 +371,43 @@ fn tasks_count_once_while_coordinator_is_killed() {
     cluster.ends();
 }
 
+/// A refusal that has arrived stands, although its caller has not asked for it and the coordinator is restarted: the
+/// barrier is not entered a second time.
+#[test]
+fn refused_barrier_not_repeated_after_restart() {
+    const SHORT: Duration = Duration::from_millis(300);
+    let mut cluster = Cluster::start(2);
+    let clients = cluster.clients(TransportChoice::Shm);
+    let Ok([mut first, mut second]) = <[Client; 2]>::try_from(clients) else {
+        panic!("not two workers")
+    };
+    let use_coordinator = |name: &str, client: &mut Client| {
+        let spec = TableBuilder::sparse::<f32>(name, 1);
+        client.create_table::<f32>(spec.spec()).unwrap();
+    };
+    let refused = first.start_barrier("x", SHORT).unwrap();
+    std::thread::sleep(2 * SHORT);
+    // The connection reads the refusal together with the answer of this call.
+    use_coordinator("before", &mut first);
+    let mut waiting = second.start_barrier("x", LONG).unwrap();
+    use_coordinator("before", &mut second);
+    cluster.kill();
+    cluster.restart();
+    use_coordinator("after", &mut second);
+    use_coordinator("after", &mut first);
+    let until = Deadline::after(SHORT);
+    while !until.passed() {
+        assert!(!second.test_call(&mut waiting).unwrap(), "it is alone");
+    }
+    let error = first.finish_barrier(refused).unwrap_err();
+    assert!(matches!(error, ClientError::Refused(_)), "{error:?}");
+    first.barrier("x", LONG).unwrap();
+    second.finish_barrier(waiting).unwrap();
+    first.finish().unwrap();
+    second.finish().unwrap();
+    cluster.ends();
+}
+
 /// Without a coordinator workers push, pull and tick without an error or a wait; a barrier fails at its
 /// deadline and names the coordinator. When it is back, all goes on.
 #[test]

@@ -266,6 +266,11 @@ impl<S: TimedStream> ControlConn<S> {
         Ok(Some(answer?.accepted()?))
     }
 
+    /// Whether the answer of a request that was started has arrived and waits for [`Self::poll`].
+    pub fn has_answer(&self, id: u64) -> bool {
+        matches!(self.started.get(&id), Some(Some(_)))
+    }
+
     /// Drops the answer of a request that was started, when it arrives. The request goes on.
     pub fn forget(&mut self, id: u64) {
         self.started.remove(&id);

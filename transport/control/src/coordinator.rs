@@ -42,7 +42,7 @@ struct Absence {
     next: Deadline,
 }
 
-/// A request without an answer.
+/// A request with an answer that [`CoordinatorConn::poll`] has not returned.
 #[derive(Debug)]
 struct Pending {
     request: CoordinatorRequest,
@@ -58,7 +58,7 @@ pub struct CoordinatorConn {
     /// The Join that was sent; before it the connection is final.
     join: Option<Join>,
     conn: ControlConn<TcpStream>,
-    /// Unanswered requests, kept for a coordinator that resumes.
+    /// Requests that the caller awaits, kept for a coordinator that resumes.
     pending: BTreeMap<u64, Pending>,
     absent: Option<Absence>,
     /// The Join under way.
@@ -354,6 +354,10 @@ impl CoordinatorConn {
     fn send_pending(&mut self) -> Result<(), ConnError> {
         let deadline = Deadline::after(ATTEMPT_MAX);
         for (&id, pending) in &self.pending {
+            // Refusals are in no journal: a repeated request could be carried out, and its caller read the refusal.
+            if self.conn.has_answer(id) {
+                continue;
+            }
             let mut request = pending.request.clone();
             if let CoordinatorRequest::Barrier { timeout_ms, .. }
             | CoordinatorRequest::MemberBarrier(MemberBarrier { timeout_ms, .. }) = &mut request
