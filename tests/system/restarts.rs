@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use tidewater::{Client, ClientError, JoinOptions, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::Incarnation;
+use tidewater_protocol::limits::REQUESTS_STARTED_MAX;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 use tidewater_runtime::clock::{self, Deadline};
@@ -260,6 +261,30 @@ fn jobs_of_other_sizes_begin_again() {
     for (mut client, _) in clients {
         client.finish().unwrap();
     }
+}
+
+/// Calls that are under way at a restart leave no answers in the connection, which keeps a limited number of them.
+#[test]
+fn started_calls_end_with_the_restart() {
+    let many = REQUESTS_STARTED_MAX * 2 / 3;
+    let cluster = held_cluster_of(1, 1);
+    let mut client = cluster.client(TransportChoice::Auto);
+    client.set_timeout(CALL);
+    let spec = TableBuilder::rows::<f32>("ledger", ROWS, 1);
+    for _ in 0..2 {
+        let started = (0..many).map(|_| client.start_create_table(spec.spec()).unwrap());
+        let mut started: Vec<_> = started.collect();
+        let table = client.finish_create_table::<f32>(started.pop().unwrap());
+        let table = table.unwrap();
+        held(&cluster.server_processes()[0]).signal(Signal::KILL);
+        until_restart(&mut client, &table, 0);
+        client.rejoin().unwrap();
+        let refused = client.test_call(&mut started[0]).unwrap_err();
+        assert!(matches!(refused, ClientError::Argument { .. }), "{refused}");
+    }
+    let table = create(&mut client).unwrap();
+    push(&mut client, &table).unwrap();
+    client.finish().unwrap();
 }
 
 /// Workers at a barrier, in a tick and in a pull all learn of it, and meet again.

@@ -811,8 +811,13 @@ pub trait CoordinatorLink: Send {
         unreachable!("{op} {number} was done when it began")
     }
 
-    /// Drops the result of call `number`, which itself continues at the coordinator. Returns a text for a deadline
-    /// error that says what the call still waits for.
+    /// Drops the result of call `number`, which itself continues at the coordinator. Sends nothing.
+    fn forget(&mut self, number: u64) {
+        unreachable!("call {number} was done when it began")
+    }
+
+    /// As [`Self::forget`]. Returns a text for a deadline error that says what the call still waits for, for which it
+    /// may ask the coordinator.
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         unreachable!("{op} {number} was done when it began")
     }

@@ -628,6 +628,10 @@ impl CoordinatorLink for NetCoordinatorLink {
         }))
     }
 
+    fn forget(&mut self, number: u64) {
+        self.conn.forget(number);
+    }
+
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         self.conn.forget(number);
         let missing = self.no_answer();

@@ -146,11 +146,18 @@ impl Client {
             };
             match polled {
                 Ok(None) if self.started[n].holds_clock && !late => continue,
-                Ok(None) => drop(self.lanes.coordinator.abandon(op, number)),
+                Ok(None) => self.lanes.coordinator.forget(number),
                 Ok(Some(_)) => {}
                 Err(error) => tracing::debug!(%error, op, "a dropped call has failed"),
             }
             self.started.swap_remove(n);
+        }
+    }
+
+    /// Abandons all started calls, with handles that are refused from now on: the connection keeps no answer for them.
+    pub(super) fn abandon_started(&mut self) {
+        for call in std::mem::take(&mut self.started) {
+            self.lanes.coordinator.forget(call.number);
         }
     }
 

@@ -58,7 +58,7 @@ impl Client {
         self.tables = Tables::new()?;
         self.async_pulls.clear();
         self.pins.clear();
-        self.started.clear();
+        self.abandon_started();
         self.feedback.clear();
         self.resume.table = None;
         self.collective = collectives::CollectiveState::default();

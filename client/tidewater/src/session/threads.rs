@@ -352,6 +352,13 @@ impl CoordinatorLink for SharedCoordinator {
         polled.map_err(|error| self.worker.check_over(&mut link).err().unwrap_or(error))
     }
 
+    fn forget(&mut self, number: u64) {
+        // While another thread uses the link, the answer stays with it until the connection ends.
+        if let Some(mut link) = self.worker.coordinator(Deadline::after(REPORT)) {
+            link.forget(number);
+        }
+    }
+
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         match self.worker.coordinator(Deadline::after(REPORT)) {
             Some(mut link) => link.abandon(op, number),
