@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidewater_launch::{BootstrapRecord, directory};
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::clock::{self, Deadline};
 
 use crate::proc::marked;
 use crate::rig::{LIMIT, command, data, new_mark, tidewater, trainer, turn};
@@ -243,19 +243,37 @@ fn servers_inside_some_ranks_train() {
 
 #[test]
 fn a_card_that_an_earlier_job_left_is_no_harm() {
-    let mut job = Started::new();
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = closed.local_addr().unwrap().to_string();
-    drop(closed);
-    let old = BootstrapRecord::new(3, JobToken::new([1; 32]), [address]);
-    std::mem::forget(directory::post(&job.folder.path().join("meet"), &old).unwrap());
-    for rank in [1, 2] {
-        job.train(rank, BY_HAND, &[]);
+    for size_before in [3, 4] {
+        let mut job = Started::new();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = closed.local_addr().unwrap().to_string();
+        drop(closed);
+        let old = BootstrapRecord::new(size_before, JobToken::new([1; 32]), [address]);
+        std::mem::forget(directory::post(&job.folder.path().join("meet"), &old).unwrap());
+        for rank in [1, 2] {
+            job.train(rank, BY_HAND, &[]);
+        }
+        // By now they have found the old bootstrap record, and no listener at its address.
+        std::thread::sleep(Duration::from_millis(300));
+        job.server(0, BY_HAND, &[]);
+        job.succeed(&[]);
     }
-    // By now they have found the old bootstrap record, and no listener at its address.
-    std::thread::sleep(Duration::from_millis(300));
-    job.server(0, BY_HAND, &[]);
-    job.succeed(&[]);
+}
+
+/// Without a rank 0 of this job, the record of another one is reported at the deadline.
+#[test]
+fn record_of_other_size_named_at_deadline() {
+    let mut job = Started::new();
+    let old = BootstrapRecord::new(4, JobToken::new([1; 32]), ["127.0.0.1:9".to_owned()]);
+    std::mem::forget(directory::post(&job.folder.path().join("meet"), &old).unwrap());
+    let began = clock::now();
+    job.server(2, BY_HAND, &["--join-timeout", "1s"]);
+    let (ended, _) = job.end();
+    assert!(began.elapsed() >= Duration::from_millis(900));
+    let (code, said) = &ended[0];
+    assert_eq!(*code, 4, "{said}");
+    let text = "is of a job of 4 processes, this one is one of 3";
+    assert!(said.contains(text), "{said}");
 }
 
 #[test]

@@ -90,7 +90,7 @@ pub enum RendezvousError {
     /// The record is of another launch.
     #[error(
         "the bootstrap record in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
-         needs a meeting place of its own"
+         needs a meeting place of its own. If that job has ended, look whether rank 0 of this one was started"
     )]
     OtherSize {
         /// Origin of the record.
@@ -154,7 +154,9 @@ pub fn register(
             deadline.min(Deadline::after(TRY * tries))
         };
         match register_by(&record, place, part, limit, deadline) {
-            Err(RendezvousError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
+            Err(RendezvousError::Unreached { .. } | RendezvousError::OtherSize { .. })
+                if !is_final && deadline.left() > PAUSE =>
+            {
                 std::thread::sleep(PAUSE);
             }
             Ok(membership) => {
