@@ -385,9 +385,9 @@ impl<R: TaskRecords> RecordFeed<R> {
     /// [`TaskError::NotRead`] for more records than were read and are not done. A deadline, or that a server is lost,
     /// while it waits for pushes. In these cases no record is counted. The refusal of a push: the records are counted,
     /// and all tasks that are held and have records that are done have failed and are given again. That the
-    /// coordinator is lost, a deadline behind a refusal or of a report, or an error of a cursor that is of no record: the
-    /// records are counted, and the next call repeats the report. [`RecordFeed::undone`] says which it was: after an
-    /// error report so many records, or 0. [`TaskError::OtherClient`].
+    /// coordinator is lost, a deadline behind a refusal or of a report, or an error of a cursor that is of no record:
+    /// the records are counted, and the next call repeats the report. [`RecordFeed::undone`] says which it was: after
+    /// an error report so many records, or 0. [`TaskError::OtherClient`].
     pub fn done(&mut self, client: &mut Client, count: u64) -> Result<u64, TaskError> {
         self.tasks.check_client(client)?;
         let read = self.undone();
@@ -453,6 +453,8 @@ impl<R: TaskRecords> RecordFeed<R> {
             }
         }
         forget_refusals(client)?;
+        // A report of before that was not answered: the next one would take its place.
+        self.tasks.settle(client)?;
         self.send_failures(client)?;
         self.report(client, false).map(drop)
     }

@@ -40,8 +40,6 @@ pub struct Tasks {
 /// Steps of the report of a finished task, from one that did not succeed.
 #[derive(Debug, Clone, Copy)]
 enum Unfinished {
-    /// The wait for the pushes of the task, then all others. It can still be reported as failed.
-    Pushes(Finished),
     /// The tick in front of the report, then the report.
     TickAndReport(Finished),
     /// The report.
@@ -291,8 +289,9 @@ impl Tasks {
     ///
     /// # Errors
     /// The refusal of a push of the task. The task has failed then: its pushes are dropped, and it is given again.
-    /// That a server or the coordinator is lost. A deadline of the pushes, the report or a tick: repeat the report with
-    /// [`Tasks::repeat_report`], which returns the answer; [`Tasks::next`] does so, too.
+    /// That a server or the coordinator is lost. A deadline of the report or a tick: repeat the report with
+    /// [`Tasks::repeat_report`], which returns the answer; [`Tasks::next`] does so, too. A deadline of the pushes: the
+    /// task has failed, and there is no report to repeat.
     /// [`TaskError::NotOpen`] for a task with dropped pushes, [`TaskError::OtherClient`]: nothing was reported.
     pub fn done(
         &mut self,
@@ -308,12 +307,25 @@ impl Tasks {
                 number: task.task.number,
             });
         }
+        let pushed = match is_open {
+            true => client.mark_task(),
+            false => client.flush().map(|()| false),
+        };
+        let pushed = match pushed {
+            Ok(pushed) => pushed,
+            Err(error) => {
+                self.report_failed(client, delivery, &error.to_string())?;
+                return Err(error.into());
+            }
+        };
+        // From here on the coordinator decides: without its answer nothing is dropped.
+        self.current = self.current.filter(|current| *current != delivery);
         let finished = Finished {
             delivery,
             records,
-            pushed: false,
+            pushed,
         };
-        self.complete(client, Unfinished::Pushes(finished))
+        self.complete(client, self.steps(finished))
     }
 
     /// Reports a task of a feed as finished: its pushes have taken effect. Returns whether it counts.
@@ -344,32 +356,6 @@ impl Tasks {
         }
     }
 
-    /// Waits for the pushes of a task, and reports it as failed if one was refused; returns the steps of its report. A
-    /// deadline leaves the task open.
-    fn finish_pushes(
-        &mut self,
-        client: &mut Client,
-        finished: Finished,
-    ) -> Result<Unfinished, TaskError> {
-        let delivery = finished.delivery;
-        let pushed = match client.open_task() == Some(delivery) {
-            true => client.mark_task(),
-            false => client.flush().map(|()| false),
-        };
-        let pushed = match pushed {
-            Ok(pushed) => pushed,
-            Err(error @ ClientError::Deadline { .. }) => return Err(error.into()),
-            Err(error) => {
-                self.unfinished = None;
-                self.report_failed(client, delivery, &error.to_string())?;
-                return Err(error.into());
-            }
-        };
-        // From here on the coordinator decides: without its answer nothing is dropped.
-        self.current = self.current.filter(|current| *current != delivery);
-        Ok(self.steps(Finished { pushed, ..finished }))
-    }
-
     /// The steps of a report. Pushes that take effect on arrival, at least once, must be of a complete iteration before
     /// the task counts: the loss of this worker would drop them with its open one. Those of a task as a whole are of
     /// the iteration that the report begins.
@@ -386,9 +372,6 @@ impl Tasks {
         loop {
             self.unfinished = Some(steps);
             let (next, counted) = match steps {
-                Unfinished::Pushes(finished) => {
-                    (Some(self.finish_pushes(client, finished)?), false)
-                }
                 Unfinished::TickAndReport(finished) => {
                     self.tick(client)?;
                     (Some(Unfinished::Report(finished)), false)
@@ -469,10 +452,7 @@ impl Tasks {
     pub fn fail_current(&mut self, client: &mut Client, reason: &str) -> Result<bool, TaskError> {
         self.check_client(client)?;
         match self.current {
-            Some(delivery) => {
-                self.unfinished = None;
-                self.report_failed(client, delivery, reason)?;
-            }
+            Some(delivery) => self.report_failed(client, delivery, reason)?,
             None if self.owes_tick => {}
             None => return Ok(false),
         }

@@ -1,9 +1,9 @@
 //! Answers to the last reports of each worker, for reports that are repeated.
 //!
 //! A worker that has waited for an answer up to its deadline does not know whether its report has arrived, and sends
-//! it again. A handle of the queue repeats its report before it takes the next task; a thread may have several handles of
-//! one queue. So the last [`DONE_KEPT`] reports of each thread are kept. Reports of failed tasks name no thread; the last
-//! [`FAILED_KEPT`] of a worker are kept.
+//! it again. A handle of the queue repeats its report before it takes the next task; a thread may have several handles
+//! of one queue. So the last [`DONE_KEPT`] reports of each thread are kept. Reports of failed tasks name no thread; the
+//! last [`FAILED_KEPT`] of a worker are kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
