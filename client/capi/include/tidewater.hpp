@@ -219,13 +219,17 @@ public:
     void fail(const std::string &reason) { check(tw_fail(it_.get(), reason.c_str())); }
 
 private:
-    /* Makes a call again that met its deadline, twice at most. */
+    /* Makes a report again that met its deadline, twice at most. Its repetition may find no task: then the deadline was
+     * met before the report, the task has failed and is given again. */
     template <typename Call> static void repeat(Call call)
     {
         tw_status status = call();
+        if (status != TW_ERR_DEADLINE)
+            return check(status);
         for (int again = 0; again < 2 && status == TW_ERR_DEADLINE; ++again)
             status = call();
-        check(status);
+        if (status != TW_ERR_ARGUMENT)
+            check(status);
     }
     /* Takes over an open session. */
     explicit session(tw_session *opened)
