@@ -2,8 +2,8 @@
 //!
 //! The record is a file of mode 0600, written under another name and renamed, so that a reader always finds
 //! it complete. It stays there until all have registered. A stale record does no harm: its reader finds no
-//! process at its addresses, or another size of the job, and reads again. Rank 0 replaces it, after it has checked whether a process
-//! still listens there.
+//! process at its addresses, or another size of the job, and reads again. Rank 0 replaces it, after it has checked
+//! whether a process still listens there.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
