@@ -11,9 +11,11 @@
 //! answers have not left if the line is the last one. Each start writes a new first line with a start number
 //! that is one higher, into a file that replaces the old one; so does a journal that has grown.
 
+mod checkpoint_error;
 mod image;
 mod journal;
 
+pub use checkpoint_error::CheckpointError;
 pub use image::{
     Answered, Change, CheckpointImage, ClusterImage, FinishingImage, Image, JobImage, Outcome,
     ServerImage, StageImage, TableImage, WorkerImage,

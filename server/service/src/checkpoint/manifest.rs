@@ -13,9 +13,9 @@ use tidewater_protocol::limits::{
 use tidewater_protocol::table::{Optimizer, TableSpec};
 use tidewater_protocol::wire::control::{DomainClock, TableSetting};
 
+use super::CheckpointError;
 use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;
-use super::error::CheckpointError;
 
 /// Name of the manifest file in the directory of a saved model.
 pub const MANIFEST_NAME: &str = "manifest.json";

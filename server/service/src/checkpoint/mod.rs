@@ -38,7 +38,6 @@
 mod chunk;
 pub mod decoders;
 mod disk;
-mod error;
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a seccomp filter makes the disk fail")]
 pub(crate) mod faults;
@@ -50,7 +49,6 @@ pub(crate) mod series;
 mod tests;
 
 pub use disk::{Disk, OsDisk};
-pub use error::CheckpointError;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
 pub(crate) use manifest::{abandon, note_settings};
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};
@@ -59,3 +57,4 @@ pub use rows::{
     write_part,
 };
 pub use series::{Found, Newest};
+pub use tidewater_journal::CheckpointError;

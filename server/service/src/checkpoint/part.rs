@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::limits::CHUNK_BYTES;
 
+use super::CheckpointError;
 use super::chunk::{
     Bytes, Chunk, End, FORMAT_VERSION, FORMAT_VERSIONS, Head, Line, fold, payload_check,
 };
 use super::disk::Disk;
-use super::error::CheckpointError;
 use super::manifest::{SavedFile, part_length, part_name};
 
 /// Writer of a server's part file. The file has a temporary name until [`PartWriter::finish`]; a writer

@@ -18,8 +18,8 @@ use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
 use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::{Deadline, unix_ms};
 
+use super::CheckpointError;
 use super::disk::Disk;
-use super::error::CheckpointError;
 use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, read_manifest};
 use super::part::{ChunkIndex, PartReader, PartWriter};
 use tidewater_engine::apply::engine::Engine;

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::DomainClock;
 
+use super::CheckpointError;
 use super::disk::Disk;
-use super::error::CheckpointError;
 use super::manifest::{MANIFEST_NAME, Manifest, part_length, read_manifest};
 
 /// Name of the file that records when the job was last alive.

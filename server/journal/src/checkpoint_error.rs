@@ -141,10 +141,7 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// Returns a closure for `map_err` that wraps an I/O error with the operation's name and the path. Always
     /// makes [`Self::Io`].
-    pub(crate) fn io(
-        operation: &'static str,
-        path: impl AsRef<Path>,
-    ) -> impl FnOnce(io::Error) -> Self {
+    pub fn io(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
         move |source| Self::Io {
             operation,
