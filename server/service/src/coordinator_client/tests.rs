@@ -4,16 +4,20 @@ use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::ids::WorkerThread;
 use tidewater_protocol::placement::Placement;
 use tidewater_protocol::table::{
     Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
     TableSpec,
 };
-use tidewater_protocol::wire::control::WorkerMember;
+use tidewater_protocol::wire::control::{
+    DomainClock, Members, ServerStatus, ThreadClock, WorkerMember, WorkerState,
+};
 use tidewater_protocol::wire::hello::RANDOM_BYTES;
 
+use super::orders::take_ended;
 use super::*;
+use crate::checkpoint::Appliers;
 
 /// A server without tables, with a report that waits for a word of the test.
 struct SlowReport {
