@@ -407,10 +407,8 @@ fn parked_requests_of_a_client_are_limited() {
     assert_eq!(refusal.code, RefusalCode::TooMany);
 }
 
-/// A job ends while its server's successor is awaited. The successor is ordered to end what its memory has of it,
-/// before the next job of the name begins.
-#[test]
-fn successor_ends_jobs_that_ended_meanwhile() {
+/// A service with one server, which has a holder, and a job of one worker.
+fn service_of_one() -> (Rig, PeerId, PeerId) {
     let mut rig = Rig::with(CoordinatorConfig {
         servers: 1,
         workers: 1,
@@ -419,13 +417,11 @@ fn successor_ends_jobs_that_ended_meanwhile() {
     });
     let server = rig.held(0, 10, 100);
     let worker = rig.enter(Role::Worker, 0, "job").unwrap();
-    rig.close(server);
-    rig.ask(worker, 2, Ask::Finished);
-    rig.close(worker);
-    let next = rig.connects(Role::Worker, 0, "job").unwrap();
-    rig.ask(next, 1, Ask::Join(Rig::join(Role::Worker, 0)));
-    assert_eq!(rig.answer(next, 1), None, "servers have the job before");
-    let successor = rig.keeps(0, 11, 101, Some(9));
+    (rig, server, worker)
+}
+
+/// The successor ends the sessions and clocks of the job before; then the worker of the next one joins.
+fn successor_ends_job(rig: &mut Rig, successor: PeerId, next: PeerId) {
     let orders = rig.obey(successor, &CommandReply::Done);
     let ends = |order: &Command| {
         matches!(order, Command::MembersChanged { namespace, members, .. }
@@ -435,17 +431,25 @@ fn successor_ends_jobs_that_ended_meanwhile() {
     assert!(matches!(rig.answer(next, 1), Some(Answer::Joined(_))));
 }
 
+/// A job ends while its server's successor is awaited. The successor is ordered to end what its memory has of it,
+/// before the next job of the name begins.
+#[test]
+fn successor_ends_jobs_that_ended_meanwhile() {
+    let (mut rig, server, worker) = service_of_one();
+    rig.close(server);
+    rig.ask(worker, 2, Ask::Finished);
+    rig.close(worker);
+    let next = rig.connects(Role::Worker, 0, "job").unwrap();
+    rig.ask(next, 1, Ask::Join(Rig::join(Role::Worker, 0)));
+    assert_eq!(rig.answer(next, 1), None, "servers have the job before");
+    let successor = rig.keeps(0, 11, 101, Some(9));
+    successor_ends_job(&mut rig, successor, next);
+}
+
 /// A successor ends before its Join. What its server was to end is ordered from the next one.
 #[test]
 fn endings_wait_for_successor_that_joins() {
-    let mut rig = Rig::with(CoordinatorConfig {
-        servers: 1,
-        workers: 1,
-        on_lost: LostWorker::FailJob,
-        lifetime: Lifetime::Service,
-    });
-    let server = rig.held(0, 10, 100);
-    let worker = rig.enter(Role::Worker, 0, "job").unwrap();
+    let (mut rig, server, worker) = service_of_one();
     rig.close(server);
     rig.ask(worker, 2, Ask::Finished);
     rig.close(worker);
@@ -459,13 +463,7 @@ fn endings_wait_for_successor_that_joins() {
         "no server has ended the job before"
     );
     let successor = rig.keeps(0, 11, 101, Some(9));
-    let orders = rig.obey(successor, &CommandReply::Done);
-    let ends = |order: &Command| {
-        matches!(order, Command::MembersChanged { namespace, members, .. }
-            if namespace == "job" && members.workers.is_empty())
-    };
-    assert!(orders.iter().any(ends), "{orders:?}");
-    assert!(matches!(rig.answer(next, 1), Some(Answer::Joined(_))));
+    successor_ends_job(&mut rig, successor, next);
 }
 
 /// A job that begins while a successor is awaited loses nothing: its requests are carried out.
@@ -498,14 +496,7 @@ fn job_of_meanwhile_does_not_begin_again() {
 #[test]
 fn release_under_way_is_completed_without_its_job() {
     for is_kept in [true, false] {
-        let mut rig = Rig::with(CoordinatorConfig {
-            servers: 1,
-            workers: 1,
-            on_lost: LostWorker::FailJob,
-            lifetime: Lifetime::Service,
-        });
-        let server = rig.held(0, 10, 100);
-        let worker = rig.enter(Role::Worker, 0, "job").unwrap();
+        let (mut rig, server, worker) = service_of_one();
         rig.ask(worker, 2, Ask::CreateTable(warm("a")));
         rig.obey(server, &CommandReply::Done);
         rig.ask(worker, 3, Ask::ReleaseTable { id: TableId(1) });
