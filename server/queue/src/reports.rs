@@ -30,8 +30,8 @@ struct Answered {
 /// Answered reports of one worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct OfWorker {
-    /// The last finished tasks of each thread, the oldest first. At most `WORKER_THREADS_MAX` threads. A journal of
-    /// before has one task a thread, under another name, and nobody who repeats its report.
+    /// The last finished tasks of each thread, the oldest first. At most `WORKER_THREADS_MAX` threads. Earlier
+    /// builds wrote a field of another name, which is ignored.
     #[serde(default)]
     finished: BTreeMap<u32, VecDeque<Answered>>,
     /// The last failed tasks, the oldest first.

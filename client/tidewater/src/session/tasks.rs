@@ -70,8 +70,8 @@ impl Client {
     }
 
     /// Drops the pushes that servers hold of a task, and their refusals; blocks until the appliers have done so. The
-    /// task may be closed, but must not count: the coordinator may have been told that it is finished only if its
-    /// answer was that the task is late. Cost: a frame to each applier with pushes of the task; to all appliers if
+    /// task may be closed. If it was reported as finished, the coordinator must have answered that it does not count.
+    /// Cost: a frame to each applier with pushes of the task; to all appliers if
     /// another task has been opened since.
     ///
     /// # Errors

@@ -172,7 +172,7 @@ impl Coordinator {
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
         let is_held = server.member.is_some() && server.restarts > 0 && !peer.leaving;
-        // One that ended before its Join is not the server that may still return, or whose successor may come.
+        // The end of a process that had not joined does not end the wait for a server or its successor.
         if !self.may_return(number) && !self.absent.contains_key(&number) {
             self.admit_without(number);
             self.load_without(number);
