@@ -4,6 +4,8 @@
 
 #[path = "cluster/failures.rs"]
 mod failures;
+#[path = "cluster/placement.rs"]
+mod placement;
 #[path = "cluster/saves.rs"]
 mod saves;
 

@@ -538,7 +538,7 @@ impl CoordinatorLink for Coordinator {
             return Ok(known.clone());
         }
         spec.validate().unwrap();
-        let placement = Placement::round_robin(spec.partitions, &appliers);
+        let placement = Placement::of_table(&spec, &appliers);
         let id = TableId(tables.len() as u32 + 1);
         let shared = Arc::new(spec.clone());
         for (s, server) in self.servers.iter().enumerate() {

@@ -39,6 +39,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

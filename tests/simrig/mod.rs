@@ -194,7 +194,7 @@ impl Rig {
                 spec.partitions = default_partitions(&spec, &appliers);
             }
             spec.validate().unwrap();
-            let placement = Placement::round_robin(spec.partitions, &appliers);
+            let placement = Placement::of_table(&spec, &appliers);
             TableInfo {
                 id: TableId(n as u32 + 1),
                 spec,

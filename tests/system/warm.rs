@@ -35,6 +35,7 @@ impl Tables {
         let warm = |table: TableBuilder| table.durability(Durability::Warm);
         let sparse = warm(TableBuilder::sparse::<i64>("sparse", 1));
         let rows = warm(TableBuilder::rows::<i64>("rows", ROWS, 1));
+        let rows = rows.partition_servers(&[1, 1, 0, 1, 1]);
         let range = warm(TableBuilder::range::<i64>("range", 1, ROWS as u32));
         Self {
             sparse: client.create_table(sparse.spec()).unwrap(),

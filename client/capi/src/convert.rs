@@ -281,6 +281,7 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         keys: keys(options)?,
         versions: or_default(options.versions, VERSIONS_DEFAULT),
         durability: durability(options)?,
+        partition_servers: None,
     })
 }
 

@@ -336,6 +336,7 @@ impl Session {
                 admit_after,
             },
             durability: options::durability(durability)?,
+            partition_servers: None,
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

@@ -25,7 +25,7 @@ pub(crate) use requests::Requests;
 use status::StatusCopy;
 use tidewater_bookkeeping::rejects::Refused;
 use tidewater_lanes::fabric::{LaneError, Mapped, Mapping, Parker, TransportKind};
-use tidewater_protocol::ids::{DomainId, ServerId, WorkerThread};
+use tidewater_protocol::ids::{ApplierId, DomainId, ServerId, WorkerThread};
 use tidewater_protocol::limits::{COORDINATOR_LOOK, LANE_SILENCE_MAX, STATUS_LOOK};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
@@ -170,6 +170,11 @@ impl Lanes {
         self.servers.get(server).map_or(0, |s| s.lanes)
     }
 
+    /// Numbers of appliers of all servers, by server number.
+    pub(crate) fn appliers_of_servers(&self) -> Vec<u16> {
+        self.servers.iter().map(|s| s.lanes as u16).collect()
+    }
+
     /// Control link of the server with index `server`; `None` for an unknown one.
     pub(crate) fn link(&mut self, server: usize) -> Option<&mut Box<dyn ServerLink>> {
         self.servers.get_mut(server).map(|s| &mut s.link)
@@ -186,6 +191,16 @@ impl Lanes {
         let server = self.servers.get(owner.server.0 as usize)?;
         let applier = owner.applier.0 as usize;
         (applier < server.lanes).then_some(server.first_lane + applier)
+    }
+
+    /// Server and applier at the other end of a lane; `None` for an unknown lane.
+    pub(crate) fn owner(&self, lane: usize) -> Option<Owner> {
+        let server = self.all.get(lane)?.server;
+        let applier = lane - self.servers.get(server)?.first_lane;
+        Some(Owner {
+            server: ServerId(server as u32),
+            applier: ApplierId(applier as u16),
+        })
     }
 
     /// Whether some server uses shared memory, so that its tables may be mapped in this process.

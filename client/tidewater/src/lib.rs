@@ -88,8 +88,8 @@ pub use push::{PushOptions, Ticket};
 pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{
-    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, GroupRange, Parts, PendingCall,
-    PushBuffer, ScanCursor, SlowWorker,
+    AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, GroupRange, Partitioner, Parts,
+    PendingCall, PushBuffer, ScanCursor, SlowWorker,
 };
 pub use table::{AnyTable, Element, Table, TableBuilder};
 #[doc(inline)]
@@ -99,8 +99,9 @@ pub use tidewater_bookkeeping::counters::Counters;
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;
 pub use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
-pub use tidewater_protocol::ids::DomainId;
+pub use tidewater_protocol::ids::{ApplierId, DomainId, ServerId};
 pub use tidewater_protocol::layout::encoding::PushEncoding;
+pub use tidewater_protocol::placement::Owner;
 pub use tidewater_protocol::table::{
     Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Reduce, Shape,
     TableSpec,

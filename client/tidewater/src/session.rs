@@ -14,6 +14,7 @@ pub mod function;
 mod keys;
 mod membership;
 mod pace;
+mod partitions;
 mod pull;
 mod push;
 mod push_buffer;
@@ -52,6 +53,7 @@ pub use calls::PendingCall;
 pub use keys::ScanCursor;
 use membership::check_domain;
 pub use pace::SlowWorker;
+pub use partitions::Partitioner;
 pub use push_buffer::PushBuffer;
 use threads::{ThreadGuard, first_only};
 use tidewater_bookkeeping::combine::Combiner;
@@ -327,9 +329,10 @@ impl Client {
     ///
     /// # Errors
     /// A refusal that names the difference or the exceeded limit; a deadline, after which the table may exist and the
-    /// call can be repeated.
+    /// call can be repeated. [`ClientError::Argument`] for a partition on a server that the job does not have.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         self.check_worker("create_table")?;
+        self.check_servers("create_table", spec)?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
         self.rejoin_if_restarted(deadline)?;
         self.lanes.send_held(deadline)?;

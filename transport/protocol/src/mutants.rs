@@ -266,6 +266,8 @@ mutants! {
     AmsGradWithoutMaximum = "amsgrad-without-maximum";
     /// Partitions go to the appliers of a server by the partition's own number.
     AppliersByPartition = "appliers-by-partition";
+    /// The coordinator places the partitions of a table in turn although its definition lists their servers.
+    PartitionServersIgnored = "partition-servers-ignored";
     /// New hyper-parameters are sent to one applier of the table.
     SettingsToOneApplier = "settings-to-one-applier";
     /// Part of a late read that arrived in its caller's memory is lost when the caller stops waiting.

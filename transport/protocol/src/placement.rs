@@ -21,8 +21,12 @@ pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
 ///
 /// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense
 /// table up to eight for each applier. Fewer than eight for each applier are rounded up, so that all
-/// appliers own equally many. No partition of a dense table is empty.
+/// appliers own equally many. No partition of a dense table is empty. A table with
+/// [`TableSpec::partition_servers`] has a partition for each entry of that list instead.
 pub fn default_partitions(spec: &TableSpec, appliers: &[u16]) -> u32 {
+    if let Some(listed) = spec.listed_partitions() {
+        return listed;
+    }
     let widest = appliers.iter().max().copied().unwrap_or(1).max(1);
     // Partitions go to servers in turn, and to the appliers of each in turn.
     let slots = appliers.len().max(1) as u64 * u64::from(widest);
@@ -83,6 +87,57 @@ impl Placement {
         Self((0..partitions as usize).map(owner).collect())
     }
 
+    /// Assigns the partitions of a table: to the servers of [`TableSpec::partition_servers`], and those of each server
+    /// round robin to its appliers; without that list as [`Placement::round_robin`]. `appliers[s]` is the number of
+    /// appliers of server `s`, at least 1. [`TableSpec::check_servers`] checks before that these servers exist.
+    ///
+    /// # Examples
+    /// See [`Placement::on_servers`].
+    pub fn of_table(spec: &TableSpec, appliers: &[u16]) -> Self {
+        match &spec.partition_servers {
+            Some(servers) if !on(Mutant::PartitionServersIgnored) => {
+                Self::on_servers(servers, appliers)
+            }
+            _ => Self::round_robin(spec.partitions, appliers),
+        }
+    }
+
+    /// Assigns partition `p` to server `servers[p]`, and the partitions of each server round robin to its appliers, in
+    /// the order of their numbers. `appliers[s]` is the number of appliers of server `s`, at least 1. A server without
+    /// an entry counts as one with one applier.
+    ///
+    /// ```
+    /// use tidewater_protocol::ids::{ApplierId, ServerId};
+    /// use tidewater_protocol::placement::{Owner, Placement};
+    ///
+    /// let placement = Placement::on_servers(&[0, 1, 1, 1].map(ServerId), &[2, 2]);
+    /// let owner = |server, applier| Owner { server: ServerId(server), applier: ApplierId(applier) };
+    /// assert_eq!(placement.0, [owner(0, 0), owner(1, 0), owner(1, 1), owner(1, 0)]);
+    /// ```
+    pub fn on_servers(servers: &[ServerId], appliers: &[u16]) -> Self {
+        let mut turns = vec![0_usize; appliers.len()];
+        let owner = |&server: &ServerId| {
+            let at = server.0 as usize;
+            let n = appliers.get(at).copied().unwrap_or(1).max(1) as usize;
+            let turn = turns.get_mut(at).map_or(0, |turn| {
+                *turn += 1;
+                *turn - 1
+            });
+            Owner {
+                server,
+                applier: ApplierId((turn % n) as u16),
+            }
+        };
+        Self(servers.iter().map(owner).collect())
+    }
+
+    /// Whether every partition is on the server that [`TableSpec::partition_servers`] gives it. True without that list.
+    pub fn follows(&self, spec: &TableSpec) -> bool {
+        let servers = self.0.iter().map(|owner| owner.server);
+        let listed = spec.partition_servers.as_ref();
+        listed.is_none_or(|listed| servers.eq(listed.iter().copied()))
+    }
+
     /// Iterates over the numbers of the partitions that `owner` owns, ascending; empty if it owns none. Cost: a scan of
     /// all partitions.
     pub fn owned_by(&self, owner: Owner) -> impl Iterator<Item = PartitionId> + '_ {
@@ -121,10 +176,8 @@ mod tests {
         }
     }
 
-    /// Every applier owns a partition of a default table, and no partition is empty.
-    #[test]
-    fn default_partitions_leave_no_applier_idle() {
-        let mut spec = TableSpec {
+    fn spec() -> TableSpec {
+        TableSpec {
             name: "t".into(),
             shape: Shape::Sparse { dim: 8 },
             dtype: DType::F32,
@@ -140,7 +193,14 @@ mod tests {
             keys: KeyOptions::default(),
             versions: 2,
             durability: Default::default(),
-        };
+            partition_servers: None,
+        }
+    }
+
+    /// Every applier owns a partition of a default table, and no partition is empty.
+    #[test]
+    fn default_partitions_leave_no_applier_idle() {
+        let mut spec = spec();
         let dense = |rows| Shape::Dense {
             rows,
             cols: 1,
@@ -182,5 +242,37 @@ mod tests {
             .count()
         };
         assert_eq!((of(0, 0), of(0, 1), of(1, 0)), (64, 64, 128));
+    }
+
+    /// A definition with a list of servers has their partitions, which go where the list says.
+    #[test]
+    fn table_with_listed_servers_is_placed_by_them() {
+        let appliers = [1, 2];
+        let listed = TableSpec {
+            partition_servers: Some([1, 1, 0, 1].map(ServerId).to_vec()),
+            partitions: 4,
+            ..spec()
+        };
+        assert_eq!(default_partitions(&listed, &appliers), 4);
+        let placement = Placement::of_table(&listed, &appliers);
+        assert!(placement.follows(&listed));
+        let in_turn = TableSpec {
+            partition_servers: None,
+            ..listed.clone()
+        };
+        let by_turns = Placement::of_table(&in_turn, &appliers);
+        assert_eq!(by_turns, Placement::round_robin(4, &appliers));
+        assert!(by_turns.follows(&in_turn) && !by_turns.follows(&listed));
+    }
+
+    /// Every partition is on the server of the list, and the appliers of each server get equal shares of it.
+    #[test]
+    fn listed_servers_own_their_partitions() {
+        let servers = [3, 0, 0, 1, 0, 3, 0, 0].map(ServerId);
+        let placement = Placement::on_servers(&servers, &[2, 1, 4, 2]);
+        let found: Vec<_> = placement.0.iter().map(|owner| owner.server).collect();
+        assert_eq!(found, servers);
+        let appliers: Vec<_> = placement.0.iter().map(|owner| owner.applier.0).collect();
+        assert_eq!(appliers, [0, 0, 1, 0, 0, 1, 1, 0]);
     }
 }

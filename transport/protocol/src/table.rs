@@ -5,7 +5,7 @@ pub mod optimizer;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::ids::DomainId;
+use crate::ids::{DomainId, ServerId};
 use crate::limits::VERSIONS_DEFAULT;
 pub use optimizer::{GradientOptions, Optimizer};
 
@@ -265,6 +265,10 @@ pub struct TableSpec {
     /// What of the table outlives a server process.
     #[serde(default)]
     pub durability: Durability,
+    /// Server of each partition, by partition number; `None` for all servers in turn. The coordinator selects the
+    /// applier within the server, in turn. Its length is the number of partitions.
+    #[serde(default)]
+    pub partition_servers: Option<Vec<ServerId>>,
 }
 
 /// Which parts of a table survive the end of a server process, nothing or everything: see `docs/GUARANTEES.md`.
@@ -312,7 +316,8 @@ impl Serialize for TableSpec {
         let keys = binary || !self.keys.is_none();
         let versions = binary || self.versions != VERSIONS_DEFAULT;
         let durability = binary || self.durability != Durability::None;
-        let options = [gradient, redo, keys, versions, durability];
+        let servers = binary || self.partition_servers.is_some();
+        let options = [gradient, redo, keys, versions, durability, servers];
         let fields = 10 + options.into_iter().filter(|given| *given).count();
         let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
@@ -349,6 +354,11 @@ impl Serialize for TableSpec {
             spec.serialize_field("durability", &self.durability)?;
         } else {
             spec.skip_field("durability")?;
+        }
+        if servers {
+            spec.serialize_field("partition_servers", &self.partition_servers)?;
+        } else {
+            spec.skip_field("partition_servers")?;
         }
         spec.end()
     }

@@ -77,6 +77,7 @@ impl RowsOf {
             keys: KeyOptions::default(),
             versions: 2,
             durability: Default::default(),
+            partition_servers: None,
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

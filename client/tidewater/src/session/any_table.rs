@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::{DType, TableSpec};
 
 use super::{Client, PendingCall};
@@ -38,6 +39,14 @@ impl AnyTable {
             DType::I32 => Self::I32(client.finish_create_table(call)?),
             DType::I64 => Self::I64(client.finish_create_table(call)?),
         })
+    }
+
+    /// Server and applier that own each partition of the table, by partition number.
+    ///
+    /// # Errors
+    /// As [`Client::partition_owners`].
+    pub fn partition_owners(self, client: &Client) -> Result<Vec<Owner>, ClientError> {
+        with_table!(self, table => client.partition_owners(&table))
     }
 
     /// Opens an existing table by name, with element type `dtype`.

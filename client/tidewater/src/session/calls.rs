@@ -183,6 +183,7 @@ impl Client {
     /// # Errors
     /// A definition that is not valid; a lost connection.
     pub fn start_create_table(&mut self, spec: &TableSpec) -> Result<PendingCall, ClientError> {
+        self.check_servers("create_table", spec)?;
         let deadline = Deadline::after(creation_timeout(self.timeout, spec));
         let call = CoordinatorCall::CreateTable(spec.clone());
         self.start_call(&call, deadline, false)

@@ -7,7 +7,7 @@ pub(crate) mod state;
 
 use std::marker::PhantomData;
 
-use tidewater_protocol::ids::{DomainId, TableId};
+use tidewater_protocol::ids::{DomainId, ServerId, TableId};
 use tidewater_protocol::limits::{PARTITIONS_AUTO, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, Durability, GradientOptions, Init, KeyOptions, Optimizer, Reduce,
@@ -141,6 +141,7 @@ impl TableBuilder {
             keys: KeyOptions::default(),
             versions: VERSIONS_DEFAULT,
             durability: Default::default(),
+            partition_servers: None,
         })
     }
 
@@ -330,10 +331,45 @@ impl TableBuilder {
     /// Sets the number of virtual partitions. By default the coordinator chooses it when the table is
     /// created, from its size and the servers' appliers, so that none is idle: 64 up to 8 appliers.
     /// [`Table::partitions`] reports it. Sums of elements combine the partitions in order: their last bits
-    /// depend on the number.
+    /// depend on the number. [`TableBuilder::partition_servers`] sets their servers.
     #[must_use]
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.0.partitions = partitions;
+        self
+    }
+
+    /// Sets the server of each partition: `servers[p]` is the number of the server that owns partition `p`, from 0.
+    /// The partitions of a server go to its appliers in turn. Without a list, partitions go to all servers in turn.
+    ///
+    /// The length of the list is the number of partitions; [`TableBuilder::partitions`] can be left out. Partitions
+    /// keep their equal sizes: the keys of a sparse table are spread by a hash, rows and ranges are cut evenly. A
+    /// server with more partitions has more of the table. The list is part of the definition and of saved models: a
+    /// model loads on clusters that have all servers of its lists. The inputs of a function have the list of its
+    /// target.
+    ///
+    /// [`Client::create_table`](crate::Client::create_table) refuses an empty list, one with another length than the given number of partitions,
+    /// and a server that does not exist.
+    ///
+    /// # Examples
+    /// ```
+    /// # use tidewater::{ClientError, JoinOptions, SyncMode, TableBuilder};
+    /// # fn main() -> Result<(), ClientError> {
+    /// # let job = JoinOptions::embedded(2, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client(SyncMode::Asp)?;
+    /// // One of four partitions on server 0, three on server 1.
+    /// let spec = TableBuilder::rows::<f32>("w", 1000, 8).partition_servers(&[0, 1, 1, 1]);
+    /// let table = client.create_table::<f32>(spec.spec())?;
+    /// assert_eq!(table.partitions(), 4);
+    ///
+    /// let wrong = TableBuilder::rows::<f32>("v", 1000, 8).partition_servers(&[0, 7]);
+    /// let refused = client.create_table::<f32>(wrong.spec()).unwrap_err();
+    /// assert!(refused.to_string().contains("partition 1 to server 7"));
+    /// # client.finish()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn partition_servers(mut self, servers: &[u32]) -> Self {
+        self.0.partition_servers = Some(servers.iter().copied().map(ServerId).collect());
         self
     }
 

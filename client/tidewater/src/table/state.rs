@@ -300,6 +300,11 @@ impl TableState {
         )
     }
 
+    /// Lane of each partition's owner, by partition number.
+    pub(crate) fn lanes_of_partitions(&self) -> &[usize] {
+        &self.lane_of_partition
+    }
+
     /// Block geometry of a range table, and its partitions as ranges of blocks. `None` for other tables.
     pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
         blocks(&self.spec)

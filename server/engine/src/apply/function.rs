@@ -647,9 +647,10 @@ fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) ->
 }
 
 /// Whether elements of equal index of both tables lie on the same applier: they have the same shape, element
-/// type and number of partitions.
+/// type, number of partitions and servers of partitions.
 fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
     (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
+        && a.partition_servers == b.partition_servers
 }
 
 impl<T: Element> Workspace<T> {

@@ -483,6 +483,7 @@ mod tests {
             keys: KeyOptions::default(),
             versions: 2,
             durability: Default::default(),
+            partition_servers: None,
         })
     }
 

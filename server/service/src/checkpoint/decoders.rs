@@ -176,6 +176,7 @@ pub fn specs() -> [TableSpec; 4] {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

@@ -91,6 +91,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

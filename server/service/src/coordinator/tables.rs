@@ -8,6 +8,7 @@ use tidewater_protocol::placement::{Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::spec::SpecError;
 
 use super::state::{Asker, Coordinator, Purpose};
 use tidewater_journal::Outcome;
@@ -111,7 +112,8 @@ impl Coordinator {
     }
 
     /// Adds a table to the catalogue, without creating it on the servers. `load` is the load operation that
-    /// creates it, if any. Refused beyond `TABLES_MAX` per job.
+    /// creates it, if any. Refused beyond `TABLES_MAX` per job, and with a partition on a server that this cluster
+    /// does not have.
     pub(super) fn add_table(
         &mut self,
         namespace: &str,
@@ -122,6 +124,8 @@ impl Coordinator {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Err(super::state::bad("no such job"));
         };
+        spec.check_servers(self.config.servers)
+            .map_err(|error| bad_spec(&spec.name, &error))?;
         if job.tables.len() == TABLES_MAX {
             let most = TABLES_MAX as u64;
             let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
@@ -159,7 +163,8 @@ impl Coordinator {
         }
     }
 
-    /// Assigns a table's partitions to appliers and orders every server to create its share.
+    /// Assigns a table's partitions to appliers and orders every server to create its share. Drops a table with a
+    /// partition on a server that this cluster does not have, and refuses the requests that wait for it.
     pub(super) fn make_table(&mut self, id: TableId) {
         let (appliers, servers) = (self.appliers(), self.joined_servers());
         let Some(table) = self.tables.get_mut(&id) else {
@@ -169,7 +174,15 @@ impl Coordinator {
         if spec.partitions == PARTITIONS_AUTO {
             spec.partitions = default_partitions(spec, &appliers);
         }
-        table.info.placement = Placement::round_robin(spec.partitions, &appliers);
+        if let Err(error) = spec.check_servers(appliers.len() as u32) {
+            let (refusal, load) = (bad_spec(&spec.name, &error), table.load);
+            self.drop_table(id, Vec::new(), &refusal);
+            if let Some(op) = load {
+                self.load_failed(op, refusal);
+            }
+            return;
+        }
+        table.info.placement = Placement::of_table(spec, &appliers);
         table.stage = Stage::Making {
             missing: servers.iter().copied().collect(),
             made: Vec::new(),
@@ -367,7 +380,9 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
         return None;
     }
     if want.partitions == PARTITIONS_AUTO && have.partitions != PARTITIONS_AUTO {
-        let partitions = have.partitions;
+        // A list has at least one server; decoders check that.
+        let listed = want.listed_partitions();
+        let partitions = listed.unwrap_or(have.partitions).max(1);
         let want = TableSpec {
             partitions,
             ..want.clone()
@@ -385,5 +400,34 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     }
     compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo keys versions
         durability);
+    fields.extend(servers_difference(have, want));
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
+}
+
+/// Describes the first difference of two tables' partition servers; `None` if they agree.
+fn servers_difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
+    let (have, want) = match (&have.partition_servers, &want.partition_servers) {
+        (Some(have), Some(want)) => (have, want),
+        (None, None) => return None,
+        (None, Some(_)) => return Some("partition_servers is None, asked for a list".into()),
+        (Some(_), None) => return Some("partition_servers is a list, asked for None".into()),
+    };
+    let mut pairs = (0..).zip(have.iter().zip(want));
+    match pairs.find(|(_, (have, want))| have != want) {
+        Some((partition, (have, want))) => Some(format!(
+            "partition_servers has partition {partition} on server {have}, asked for server {want}"
+        )),
+        None if have.len() == want.len() => None,
+        None => {
+            let (have, want) = (have.len(), want.len());
+            Some(format!(
+                "partition_servers has {have} servers, asked for {want}"
+            ))
+        }
+    }
+}
+
+/// Refusal of a table whose definition is not valid in this cluster.
+fn bad_spec(table: &str, error: &SpecError) -> Refusal {
+    Refusal::new(RefusalCode::BadSpec, [0; 4]).with_text(format!("table \"{table}\": {error}"))
 }

@@ -63,6 +63,7 @@ fn spec(name: &str) -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

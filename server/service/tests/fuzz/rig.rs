@@ -68,6 +68,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

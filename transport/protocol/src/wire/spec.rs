@@ -1,10 +1,10 @@
 //! `TableSpec::validate`: decides in one place which tables may exist.
 
-use crate::ids::DomainId;
+use crate::ids::{DomainId, PartitionId, ServerId};
 use crate::limits::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_AUTO,
-    PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
-    VERSIONS_DEFAULT, VERSIONS_MAX,
+    PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, SERVERS_MAX,
+    TABLE_NAME_BYTES_MAX, VERSIONS_DEFAULT, VERSIONS_MAX,
 };
 use crate::table::optimizer::Parameter;
 use crate::table::{
@@ -151,6 +151,35 @@ pub enum SpecError {
         /// Number of partitions asked for.
         partitions: u32,
     },
+    /// The list of the partitions' servers has another length than the number of partitions.
+    #[error(
+        "partition_servers has {given} servers for {partitions} partitions: give one server for each \
+         partition, or leave one of the two out"
+    )]
+    PartitionServers {
+        /// Length of the list.
+        given: usize,
+        /// Number of partitions asked for.
+        partitions: u32,
+    },
+    /// The list of the partitions' servers is empty.
+    #[error(
+        "partition_servers is an empty list: give 1 to {PARTITIONS_MAX} server numbers, or leave the list out"
+    )]
+    NoPartitionServers,
+    /// A partition is given to a server that does not exist.
+    #[error(
+        "partition_servers gives partition {partition} to server {server}, and servers are numbered 0 to {last}: \
+         give one of these, or start more servers"
+    )]
+    PartitionServer {
+        /// First partition with such a server.
+        partition: PartitionId,
+        /// Number of the server in the list.
+        server: ServerId,
+        /// Largest valid number of a server.
+        last: u32,
+    },
 }
 
 impl TableSpec {
@@ -163,6 +192,9 @@ impl TableSpec {
         let bytes = self.name.len();
         if bytes == 0 || bytes > TABLE_NAME_BYTES_MAX || self.name.chars().any(char::is_control) {
             return Err(SpecError::Name { bytes });
+        }
+        if self.partition_servers.as_ref().is_some_and(Vec::is_empty) {
+            return Err(SpecError::NoPartitionServers);
         }
         if !(1..=ROW_DIM_MAX as usize).contains(&self.dim()) {
             return Err(SpecError::Dim {
@@ -185,11 +217,48 @@ impl TableSpec {
                 partitions: self.partitions,
             });
         }
-        Ok(())
+        self.validate_partition_servers()
+    }
+
+    /// Number of partitions that the list of their servers has; `None` without a list. Saturates at `u32::MAX`.
+    pub fn listed_partitions(&self) -> Option<u32> {
+        let listed = self.partition_servers.as_ref()?;
+        Some(u32::try_from(listed.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Checks that a cluster of `servers` servers has every server of [`TableSpec::partition_servers`].
+    ///
+    /// # Errors
+    /// [`SpecError::PartitionServer`] with the first partition whose server number is `servers` or more.
+    pub fn check_servers(&self, servers: u32) -> Result<(), SpecError> {
+        let listed = self.partition_servers.as_deref().unwrap_or_default();
+        let mut numbered = (0..).map(PartitionId).zip(listed);
+        match numbered.find(|(_, server)| server.0 >= servers) {
+            None => Ok(()),
+            Some((partition, &server)) => Err(SpecError::PartitionServer {
+                partition,
+                server,
+                last: servers.saturating_sub(1),
+            }),
+        }
+    }
+
+    fn validate_partition_servers(&self) -> Result<(), SpecError> {
+        let Some(listed) = &self.partition_servers else {
+            return Ok(());
+        };
+        if listed.len() != self.partitions as usize {
+            return Err(SpecError::PartitionServers {
+                given: listed.len(),
+                partitions: self.partitions,
+            });
+        }
+        self.check_servers(SERVERS_MAX)
     }
 
     /// Checks a definition in a request to create a table: as [`TableSpec::validate`], but the number of
-    /// partitions may be [`PARTITIONS_AUTO`], for the coordinator to select.
+    /// partitions may be [`PARTITIONS_AUTO`]: the length of `partition_servers`, or without that list for the
+    /// coordinator to select.
     ///
     /// # Errors
     /// As [`TableSpec::validate`].
@@ -198,7 +267,7 @@ impl TableSpec {
             return self.validate();
         }
         let some = Self {
-            partitions: PARTITIONS_DEFAULT,
+            partitions: self.listed_partitions().unwrap_or(PARTITIONS_DEFAULT),
             ..self.clone()
         };
         some.validate()

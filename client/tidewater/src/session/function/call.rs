@@ -324,8 +324,8 @@ impl Client {
         checked.map_err(|what| state.wrong(op, what))
     }
 
-    /// Checks that the input tables of a call have the shape and partitions of its target. Returns their table
-    /// numbers. A call without inputs has its target as input of an expression, and none for a named function.
+    /// Checks that the input tables of a call have the shape and partitions of its target, on the same servers.
+    /// Returns their table numbers. A call without inputs has its target as input of an expression, and none for a named function.
     fn input_ids<T: Element>(
         &self,
         op: &'static str,
@@ -345,12 +345,13 @@ impl Client {
             let other = self.tables.find(op, input.named())?;
             let same = other.id == state.id;
             let alike = (other.spec.shape, other.spec.partitions)
-                == (state.spec.shape, state.spec.partitions);
+                == (state.spec.shape, state.spec.partitions)
+                && other.spec.partition_servers == state.spec.partition_servers;
             if !same && (!alike || state.is_sparse()) && !on(Mutant::FunctionInputsUnlike) {
                 let what = format!(
                     "input \"{}\" is not like it: elements of one index must lie together, so shape, \
-                     block size and number of partitions must be equal, and sparse tables are not \
-                     combined",
+                     block size, number of partitions and partition_servers must be equal, and sparse \
+                     tables are not combined",
                     other.name()
                 );
                 return Err(state.wrong(op, what));

@@ -193,6 +193,7 @@ impl Rig {
             keys: KeyOptions::default(),
             versions: 2,
             durability: Default::default(),
+            partition_servers: None,
         };
         let (shard_id, mine) = (
             ShardId::new(TableId(TABLE), 0),

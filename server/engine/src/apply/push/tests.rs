@@ -46,6 +46,7 @@ fn engine() -> Engine {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(

@@ -76,6 +76,7 @@ fn specs() -> Vec<TableSpec> {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

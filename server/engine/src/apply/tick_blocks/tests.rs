@@ -47,6 +47,7 @@ fn spec() -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

@@ -54,6 +54,7 @@ fn engine_with(keys: KeyOptions) -> Engine {
         keys,
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     });
     let all = (0..2).map(PartitionId);
     let table = Table::new(

@@ -116,6 +116,7 @@ fn spec(id: u32, (optimizer, effect): (Optimizer, Apply)) -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Durability::Warm,
+        partition_servers: None,
     }
 }
 

@@ -52,6 +52,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 

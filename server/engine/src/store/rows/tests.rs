@@ -30,6 +30,7 @@ fn spec(dim: u32, optimizer: Optimizer, redo: bool) -> Arc<TableSpec> {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::ids::{DomainId, ServerId};
 use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
     TableSpec,
@@ -188,6 +188,7 @@ fn text_omits_options_not_set() {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     };
     let text = serde_json::to_string(&plain).unwrap();
     let old = r#"{"name":"w","shape":{"Sparse":{"dim":8}},"dtype":"F32","optimizer":{"AdaGrad":{"lr":0.1,"eps":1e-8}},"init":"Zeros","seed":1,"effect":"Immediate","finite_check":true,"domain":0,"partitions":4}"#;
@@ -202,6 +203,14 @@ fn text_omits_options_not_set() {
     };
     let text = serde_json::to_string(&set).unwrap();
     assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), set);
+    let listed = TableSpec {
+        partition_servers: Some([2, 0, 0, 1].map(ServerId).to_vec()),
+        ..plain.clone()
+    };
+    let text = serde_json::to_string(&listed).unwrap();
+    let with = "4,\"partition_servers\":[2,0,0,1]}";
+    assert_eq!(text, old.replace("4}", with));
+    assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), listed);
     let recorded = TableSpec {
         redo: true,
         ..plain

@@ -1,5 +1,7 @@
 //! Saves and loads of a job's tables.
 
+use tidewater_protocol::ids::ServerId;
+
 use super::*;
 
 fn part(server: u32) -> SavedPart {
@@ -275,4 +277,46 @@ fn clocks_of_a_resumed_model_go_on() {
     // The job ticks 7 more times (its parts say so), in domain 0 alone.
     let (_, again) = save(&mut rig, servers, w0);
     assert_eq!(again.clocks(), [clock(0, 14), clock(3, 40)]);
+}
+
+/// A saved table with a list of servers is made where the list says. A cluster without one of the servers refuses the
+/// load and makes no table of the model.
+#[test]
+fn load_follows_listed_servers() {
+    let (mut rig, servers, w0) = with_table();
+    let (_, mut manifest) = save(&mut rig, servers, w0);
+    let table = &mut manifest.tables[0];
+    table.spec.partition_servers = Some(vec![ServerId(1); table.spec.partitions as usize]);
+    for count in [1, 2] {
+        let mut rig = Rig::new(count, 1, LostWorker::FailJob, false);
+        let servers: Vec<PeerId> = (0..count).map(|number| rig.server(number)).collect();
+        let w0 = rig.worker(0);
+        rig.ask(w0, 2, Ask::Load { dir: "/m".into() });
+        let (op, _) = rig.file_task();
+        rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest.clone()))));
+        if count == 1 {
+            let refusal = rig.refusal(w0, 2);
+            assert_eq!(refusal.code, RefusalCode::BadSpec);
+            assert!(
+                refusal.text.contains("\"a\": partition_servers"),
+                "{refusal}"
+            );
+            assert!(rig.orders(servers[0]).is_empty());
+            rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
+            assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
+            continue;
+        }
+        let orders = rig.obey(servers[1], &CommandReply::Done);
+        let [Command::CreateTable { table, .. }] = &orders[..] else {
+            panic!("{orders:?}")
+        };
+        assert!(
+            table
+                .placement
+                .0
+                .iter()
+                .all(|owner| owner.server == ServerId(1))
+        );
+        assert_eq!(table.spec, manifest.tables[0].spec);
+    }
 }

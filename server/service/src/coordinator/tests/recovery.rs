@@ -181,12 +181,18 @@ fn barrier_under_way_is_entered_again() {
 #[test]
 fn creation_under_way_is_ordered_again() {
     let (mut durable, server, workers) = Durable::with_table();
-    durable.rig.ask(workers[0], 3, Ask::CreateTable(spec("b")));
+    let listed = TableSpec {
+        partition_servers: Some(vec![ServerId(0); spec("b").partitions as usize]),
+        ..spec("b")
+    };
+    durable
+        .rig
+        .ask(workers[0], 3, Ask::CreateTable(listed.clone()));
     durable.sync();
     let first = durable.rig.orders(server);
     durable.restart();
     let (server, workers) = durable.all_return();
-    durable.rig.ask(workers[0], 3, Ask::CreateTable(spec("b")));
+    durable.rig.ask(workers[0], 3, Ask::CreateTable(listed));
     let is_creation = |order: &Command| matches!(order, Command::CreateTable { .. });
     let again = durable.rig.obey(server, &CommandReply::Done);
     let again: Vec<_> = again.into_iter().filter(is_creation).collect();

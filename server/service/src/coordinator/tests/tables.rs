@@ -1,5 +1,7 @@
 //! Tables are created, opened and released at all servers, or at none.
 
+use tidewater_protocol::ids::ServerId;
+
 use super::*;
 
 #[test]
@@ -168,4 +170,88 @@ fn a_release_is_done_when_all_servers_say_so() {
     assert_eq!(rig.refusal(w0, 4).code, RefusalCode::UnknownTable);
     rig.ask(w0, 5, Ask::ReleaseTable { id });
     assert_eq!(rig.refusal(w0, 5).code, RefusalCode::UnknownTable);
+}
+
+fn on_servers(name: &str, servers: &[u32]) -> TableSpec {
+    TableSpec {
+        partitions: 0,
+        partition_servers: Some(servers.iter().copied().map(ServerId).collect()),
+        ..spec(name)
+    }
+}
+
+/// The partitions of a table are on the servers of its list; another list is another definition.
+#[test]
+fn listed_servers_own_their_partitions() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    let listed = on_servers("a", &[1, 1, 0, 1]);
+    rig.ask(w0, 2, Ask::CreateTable(listed.clone()));
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
+    let Some(Answer::Table(made)) = rig.answer(w0, 2) else {
+        panic!("{:?}", rig.actions)
+    };
+    let owners: Vec<_> = made
+        .placement
+        .0
+        .iter()
+        .map(|o| (o.server.0, o.applier.0))
+        .collect();
+    assert_eq!(owners, [(1, 0), (1, 1), (0, 0), (1, 0)]);
+    assert_eq!(made.spec.partitions, 4);
+    rig.ask(w0, 3, Ask::CreateTable(listed));
+    assert_eq!(rig.answer(w0, 3), Some(Answer::Table(made)));
+    let without = TableSpec {
+        partitions: 4,
+        ..spec("a")
+    };
+    for (other, words) in [
+        (
+            on_servers("a", &[1, 1, 1, 1]),
+            "partition 2 on server 0, asked for server 1",
+        ),
+        (on_servers("a", &[1, 1, 0]), "partitions is 4, asked for 3"),
+        (on_servers("a", &[1, 1, 0]), "has 4 servers, asked for 3"),
+        (without, "partition_servers is a list, asked for None"),
+    ] {
+        rig.ask(w0, 4, Ask::CreateTable(other));
+        let refusal = rig.refusal(w0, 4);
+        assert_eq!(refusal.code, RefusalCode::TableDiffers);
+        assert!(refusal.text.contains(words), "{refusal}");
+    }
+}
+
+/// A list with a server that the cluster does not have is refused before any server gets an order, also before the
+/// servers have joined. Two lists of other lengths are two definitions.
+#[test]
+fn absent_servers_are_refused() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let w0 = rig.worker(0);
+    let wrong = on_servers("a", &[1, 0, 2]);
+    rig.ask(w0, 2, Ask::CreateTable(wrong.clone()));
+    assert_eq!(rig.refusal(w0, 2).code, RefusalCode::BadSpec);
+    rig.ask(w0, 2, Ask::CreateTable(on_servers("b", &[1, 0])));
+    rig.ask(w0, 5, Ask::CreateTable(on_servers("b", &[1, 0, 1])));
+    let text = rig.refusal(w0, 5).text;
+    assert!(text.contains("has 2 servers, asked for 3"), "{text}");
+    let (s0, s1) = (rig.server(0), rig.server(1));
+    rig.ask(w0, 3, Ask::CreateTable(wrong));
+    let refusal = rig.refusal(w0, 3);
+    assert!(
+        refusal.text.contains("partition 2 to server 2"),
+        "{refusal}"
+    );
+    for server in [s0, s1] {
+        let orders = rig.obey(server, &CommandReply::Done);
+        let [Command::CreateTable { table, .. }] = &orders[..] else {
+            panic!("{orders:?}")
+        };
+        assert_eq!(table.spec.name, "b");
+    }
+    assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
+    rig.ask(w0, 4, Ask::CreateTable(spec("a")));
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
+    assert!(matches!(rig.answer(w0, 4), Some(Answer::Table(_))));
 }

@@ -773,6 +773,13 @@ impl TableInfo {
                 why,
             });
         }
+        if !self.placement.follows(&self.spec) {
+            let why = "has a partition on another server than the table's definition gives it";
+            return Err(WireError::Malformed {
+                what: "placement",
+                why,
+            });
+        }
         self.placement.0.iter().try_for_each(owner)
     }
 }

@@ -55,6 +55,11 @@ impl Gen {
     }
 
     pub(super) fn spec(&mut self) -> TableSpec {
+        let partitions = 1 + self.under(40) as u32;
+        let partition_servers = self.maybe(|me| {
+            let server = |_| ServerId(me.under(1024) as u32);
+            (0..partitions).map(server).collect()
+        });
         let shape = match self.under(3) {
             0 => Shape::Sparse {
                 dim: 1 + self.under(100) as u32,
@@ -105,18 +110,23 @@ impl Gen {
             effect: Apply::AtTick(Reduce::Mean),
             finite_check: self.under(2) == 0,
             domain: DomainId(self.under(64) as u8),
-            partitions: 1 + self.under(40) as u32,
+            partitions,
             gradient: GradientOptions::default(),
             redo: true,
             keys: KeyOptions::default(),
             versions: 2,
             durability: Default::default(),
+            partition_servers,
         }
     }
 
     pub(super) fn table(&mut self) -> TableInfo {
         let spec = self.spec();
-        let placement = Placement((0..spec.partitions).map(|_| self.owner()).collect());
+        let mut placement = Placement((0..spec.partitions).map(|_| self.owner()).collect());
+        let listed = spec.partition_servers.iter().flatten();
+        for (owner, &server) in placement.0.iter_mut().zip(listed) {
+            owner.server = server;
+        }
         TableInfo {
             id: TableId(self.any() as u32),
             spec,

@@ -210,6 +210,22 @@ fn number_limits_hold_at_both_ends() {
     refuses_lane(lane);
 }
 
+/// A table whose partition is on another server than its definition says is refused by the side that sends it and by
+/// the one that receives it.
+#[test]
+fn placement_agrees_with_listed_servers() {
+    let mut g = Gen(3);
+    let mut table = g.table();
+    let owners = table.placement.0.iter();
+    table.spec.partition_servers = Some(owners.map(|owner| owner.server).collect());
+    CoordinatorAnswer::Table(table.clone()).validate().unwrap();
+    let owner = table.placement.0.last_mut().unwrap();
+    owner.server = ServerId((owner.server.0 + 1) % SERVERS_MAX);
+    refuses(&CoordinatorAnswer::Table(table.clone()));
+    let namespace = "job".to_owned();
+    refuses(&Command::CreateTable { namespace, table });
+}
+
 #[test]
 fn numbers_of_an_attachment_are_bounded_at_both_ends() {
     let valid = Attach {

@@ -22,6 +22,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         keys: KeyOptions::default(),
         versions: 2,
         durability: Default::default(),
+        partition_servers: None,
     }
 }
 
@@ -262,6 +263,39 @@ fn domains_and_partitions() {
         assert_eq!(spec.validate().is_ok(), exists, "{partitions}");
         assert_eq!(spec.validate_request().is_ok(), asked, "{partitions}");
     }
+}
+
+/// A list of servers has one entry for each partition, and decides their number if that is not given.
+#[test]
+fn partition_servers_are_one_for_each_partition() {
+    let with = |partitions, servers: &[u32]| TableSpec {
+        partitions,
+        partition_servers: Some(servers.iter().copied().map(ServerId).collect()),
+        ..sparse(8)
+    };
+    assert_eq!(with(3, &[0, 0, 1]).validate(), Ok(()));
+    assert_eq!(with(0, &[0, 0, 1]).validate_request(), Ok(()));
+    for partitions in [0, 1, 3] {
+        let empty = with(partitions, &[]);
+        assert_eq!(empty.validate_request(), Err(SpecError::NoPartitionServers));
+    }
+    let (given, partitions) = (3, 4);
+    let differs = SpecError::PartitionServers { given, partitions };
+    assert_eq!(with(4, &[0, 0, 1]).validate_request(), Err(differs));
+    let partitions = PARTITIONS_MAX + 1;
+    let many = with(0, &vec![0; partitions as usize]);
+    let too_many = SpecError::Partitions { partitions };
+    assert_eq!(many.validate_request(), Err(too_many));
+    let absent = |last| SpecError::PartitionServer {
+        partition: PartitionId(2),
+        server: ServerId(SERVERS_MAX),
+        last,
+    };
+    let outside = with(0, &[0, 4, SERVERS_MAX]);
+    assert_eq!(outside.validate_request(), Err(absent(SERVERS_MAX - 1)));
+    assert_eq!(outside.check_servers(5), Err(absent(4)));
+    assert_eq!(with(0, &[0, 4]).check_servers(5), Ok(()));
+    assert_eq!(sparse(8).check_servers(1), Ok(()));
 }
 
 #[test]
