@@ -59,7 +59,7 @@ module tidewater
     end type
 
     type, bind(c) :: tw_table_options
-        integer(c_size_t) :: size = 184
+        integer(c_size_t) :: size = 200
         type(c_ptr) :: name = c_null_ptr
         integer(c_int32_t) :: dtype = 0, kind = 0
         integer(c_int64_t) :: rows = 0
@@ -73,6 +73,9 @@ module tidewater
         integer(c_int32_t) :: by_staleness = 0, versions = 0
         integer(c_int32_t) :: redo = 0, durability = TW_DURABILITY_NONE
         integer(c_int32_t) :: expire_after = 0, admit_after = 0
+        ! c_loc of an array of integer(c_int32_t): the server of each partition
+        type(c_ptr) :: partition_servers = c_null_ptr
+        integer(c_size_t) :: partition_server_count = 0
     end type
 
     type, bind(c) :: tw_pull_options

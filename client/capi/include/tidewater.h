@@ -450,6 +450,11 @@ typedef struct {
     // Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
     // and TW_IMMEDIATE.
     uint32_t admit_after;
+    // Number of the server that owns each partition, from 0. Null: all servers in turn. With `partitions` 0 the list
+    // has one entry for each partition. Read during the call.
+    const uint32_t *partition_servers;
+    // Entries of `partition_servers`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
+    size_t partition_server_count;
 } tw_table_options;
 
 // A table of a session. Zero is none.

@@ -10,7 +10,7 @@ use tidewater::{
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
-use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::ids::{DomainId, ServerId};
 use tidewater_protocol::layout::function::{FUNCTION_INPUTS_MAX, FUNCTION_PARAMETERS_MAX};
 use tidewater_protocol::limits::{DOMAINS_MAX, VERSIONS_DEFAULT};
 use tidewater_protocol::table::{
@@ -258,8 +258,12 @@ pub(crate) fn function_range(options: &tw_function_options) -> Result<Option<Ran
     }
 }
 
-/// Makes the definition of a table from its options.
-pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<TableSpec, Failure> {
+/// Makes the definition of a table from its options. `partition_servers` is the list that they point to.
+pub(crate) fn table_spec(
+    name: &str,
+    options: &tw_table_options,
+    partition_servers: Option<&[u32]>,
+) -> Result<TableSpec, Failure> {
     if options.reserved != 0 {
         return Err(Failure::argument("reserved is not zero"));
     }
@@ -281,7 +285,8 @@ pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<Table
         keys: keys(options)?,
         versions: or_default(options.versions, VERSIONS_DEFAULT),
         durability: durability(options)?,
-        partition_servers: None,
+        partition_servers: partition_servers
+            .map(|servers| servers.iter().copied().map(ServerId).collect()),
     })
 }
 
@@ -655,7 +660,7 @@ mod tests {
             ..tw_table_options::zero()
         };
         let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
-        assert_eq!(&table_spec("t", &options).unwrap(), builder.spec());
+        assert_eq!(&table_spec("t", &options, None).unwrap(), builder.spec());
         let adjusted = tw_table_options {
             optimizer: tw_optimizer::TW_ADAGRAD as i32,
             hyper: [0.1, 1e-8, 0.0, 0.0],
@@ -673,20 +678,23 @@ mod tests {
             .initial_accumulator(0.5)
             .redo(true)
             .durability(Durability::Warm);
-        assert_eq!(&table_spec("t", &adjusted).unwrap(), builder.spec());
+        assert_eq!(&table_spec("t", &adjusted, None).unwrap(), builder.spec());
         let adamw = tw_table_options {
             optimizer: tw_optimizer::TW_ADAMW as i32,
             hyper: [0.1, 0.9, 0.99, 1e-8],
             weight_decay: 0.01,
             ..options
         };
-        let made = table_spec("t", &adamw).unwrap();
+        let made = table_spec("t", &adamw, None).unwrap();
         assert!(made.gradient.is_none());
         let decay = made.optimizer.parameters()[4];
         assert_eq!((decay.name, decay.value), ("weight_decay", 0.01));
+        let placed = table_spec("t", &options, Some(&[0, 0, 1])).unwrap();
+        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
+        assert_eq!(&placed, builder.partition_servers(&[0, 0, 1]).spec());
         let odd = tw_table_options { kind: 1, ..options };
         assert!(
-            table_spec("t", &odd)
+            table_spec("t", &odd, None)
                 .unwrap_err()
                 .text
                 .contains("TW_SPARSE")

@@ -9,6 +9,7 @@ use std::mem::{align_of, size_of};
 use std::slice;
 
 use tidewater::Element;
+use tidewater_protocol::limits::PARTITIONS_MAX;
 use tidewater_protocol::table::DType;
 
 use crate::error::Failure;
@@ -294,6 +295,30 @@ pub(crate) unsafe fn array_mut<'a, T: Element>(
     Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
 }
 
+/// Returns the servers of a table's partitions; `None` if the options have a null list without entries.
+///
+/// # Safety
+/// The list of `partition_server_count` numbers, if it is not null, is readable and unchanged for `'a`.
+pub(crate) unsafe fn partition_servers<'a>(
+    options: &tw_table_options,
+) -> Result<Option<&'a [u32]>, Failure> {
+    let (servers, count) = (options.partition_servers, options.partition_server_count);
+    if servers.is_null() && count == 0 {
+        return Ok(None);
+    }
+    if count > PARTITIONS_MAX as usize {
+        return Err(Failure::argument(format_args!(
+            "partition_server_count is {count}; a table has at most {PARTITIONS_MAX} partitions"
+        )));
+    }
+    check_array(servers, count, "partition_servers")?;
+    if count == 0 {
+        return Ok(Some(&[]));
+    }
+    // SAFETY: not null, aligned, of a possible size; readable and unchanged, as the caller promises.
+    Ok(Some(unsafe { slice::from_raw_parts(servers, count) }))
+}
+
 /// Returns the keys of rows.
 ///
 /// # Safety
@@ -539,7 +564,7 @@ mod tests {
         assert_eq!(size_of::<tw_session_info>(), 8 + 6 * 4);
         assert_eq!(
             size_of::<tw_table_options>(),
-            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8 + 8
+            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8 + 8 + 16
         );
         assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 8 * 4);
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8 + 8);

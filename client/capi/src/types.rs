@@ -432,6 +432,11 @@ pub struct tw_table_options {
     /// Push of a key that makes its row, at most 255; those before are dropped. 0: the first one. For TW_SPARSE
     /// and TW_IMMEDIATE.
     pub admit_after: u32,
+    /// Number of the server that owns each partition, from 0. Null: all servers in turn. With `partitions` 0 the list
+    /// has one entry for each partition. Read during the call.
+    pub partition_servers: *const u32,
+    /// Entries of `partition_servers`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
+    pub partition_server_count: usize,
 }
 
 /// What a table is.
@@ -540,7 +545,7 @@ pub struct tw_push_options {
 pub struct tw_function_options {
     /// sizeof(tw_function_options), set by the caller.
     pub size: usize,
-    /// Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
+    /// Tables of x, y and z: of the target's element type, shape, block size, number of partitions and partition_servers.
     /// A sparse table is only combined with itself. None: x is the target.
     pub inputs: *const tw_table,
     /// Number of inputs, at most 3.

@@ -46,7 +46,9 @@ pub unsafe extern "C" fn tw_table_create_start(
         let options = unsafe { raw::options(options, "options") }?;
         // SAFETY: the contract of the module.
         let name = unsafe { raw::text(options.name, "name") }?;
-        let spec = convert::table_spec(name, &options)?;
+        // SAFETY: the contract of the module.
+        let servers = unsafe { raw::partition_servers(&options) }?;
+        let spec = convert::table_spec(name, &options, servers)?;
         let start = |open: &mut Open| {
             let call = open.client.start_create_table(&spec)?;
             let dtype = Some(spec.dtype);

@@ -29,7 +29,9 @@ pub unsafe extern "C" fn tw_table_create(
         let options = unsafe { raw::options(options, "options") }?;
         // SAFETY: the contract of the module.
         let name = unsafe { raw::text(options.name, "name") }?;
-        let spec = convert::table_spec(name, &options)?;
+        // SAFETY: the contract of the module.
+        let servers = unsafe { raw::partition_servers(&options) }?;
+        let spec = convert::table_spec(name, &options, servers)?;
         *table = session.with(|open| {
             let made = AnyTable::create(&mut open.client, &spec)?;
             open.tables.add(made)

@@ -4,6 +4,7 @@ use std::ptr::{null, null_mut};
 
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::keys::*;
+use tidewater_capi::abi::table::*;
 use tidewater_capi::types::tw_status::*;
 use tidewater_capi::types::*;
 
@@ -76,5 +77,51 @@ fn keys_are_listed_and_deleted() {
     assert_eq!(n, 2);
     listed[..2].sort_unstable();
     assert_eq!((listed, &rows[..4]), ([1, 3, 0, 0], &[1i64; 4][..]));
+    free(session);
+}
+
+/// Lists of servers that cannot be are refused, and the table of a right one has as many partitions.
+#[test]
+fn partitions_are_placed() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let servers = [0u32, 0, 0];
+    let absent = [0u32, 1, 0];
+    let options = |partitions, servers: *const u32, count| tw_table_options {
+        partitions,
+        partition_servers: servers,
+        partition_server_count: count,
+        ..table_options(c"t", I64, tw_kind::TW_ROWS, 30, 2)
+    };
+    let list = servers.as_ptr();
+    let mut table = 0;
+    for (options, status, words) in [
+        (options(0, null(), 3), TW_ERR_NULL, "partition_servers"),
+        (options(0, list, 0), TW_ERR_ARGUMENT, "empty list"),
+        (options(0, list, 4_097), TW_ERR_ARGUMENT, "at most 4096"),
+        (
+            options(2, list, 3),
+            TW_ERR_ARGUMENT,
+            "3 servers for 2 partitions",
+        ),
+        (
+            options(0, absent.as_ptr(), 3),
+            TW_ERR_ARGUMENT,
+            "partition 1 to server 1",
+        ),
+    ] {
+        // SAFETY: an open session; lists have as many entries as the options say, or are refused before they are read.
+        let got = unsafe { tw_table_create(session, &raw const options, &raw mut table) };
+        fails(got, status, words);
+        assert_eq!(table, 0);
+    }
+    let table = create(session, &options(0, list, 3));
+    assert_ne!(create(session, &options(3, list, 3)), 0);
+    // SAFETY: the struct has numbers only, which may be zero.
+    let mut info: tw_table_info = unsafe { std::mem::zeroed() };
+    info.size = size_of::<tw_table_info>();
+    // SAFETY: an open session and its table.
+    ok(unsafe { tw_table_describe(session, table, &raw mut info) });
+    assert_eq!(info.partitions, 3);
     free(session);
 }

@@ -62,6 +62,38 @@ static void doubles_and_sums(tw_session *session, tw_table x, tw_table y)
     CHECK(found == 1 && sum == 6.0 * (ELEMENTS - 1));
 }
 
+/* All partitions are on the server of the list; wrong lists are refused. */
+static void places_partitions(tw_session *session)
+{
+    const uint32_t one_server[] = {0, 0, 0}, no_server[] = {0, 0, 7};
+    tw_table_options options = {.size = sizeof options};
+    tw_table table, again;
+    double sum;
+    options.name = "placed";
+    options.dtype = TW_F64;
+    options.kind = TW_RANGE;
+    options.rows = ELEMENTS;
+    options.cols = 1;
+    options.partition_servers = no_server;
+    options.partition_server_count = 3;
+    CHECK(tw_table_create(session, &options, &table) == TW_ERR_ARGUMENT);
+    CHECK(strstr(tw_last_error(), "partition 2 to server 7") != NULL);
+    options.partition_servers = one_server;
+    options.partition_server_count = 5000;
+    CHECK(tw_table_create(session, &options, &table) == TW_ERR_ARGUMENT);
+    options.partition_server_count = 0;
+    CHECK(tw_table_create(session, &options, &table) != TW_OK);
+    CHECK(strstr(tw_last_error(), "empty list") != NULL);
+    options.partition_server_count = 3;
+    CHECK(tw_table_create(session, &options, &table) == TW_OK);
+    CHECK(tw_update(session, table, "index", NULL, NULL) == TW_OK);
+    CHECK(tw_reduce(session, table, "x", TW_REDUCE_SUM, NULL, &sum, NULL, NULL) == TW_OK);
+    CHECK(sum == (double)ELEMENTS * (ELEMENTS - 1) / 2);
+    options.partition_server_count = 2;
+    CHECK(tw_table_create(session, &options, &again) != TW_OK);
+    CHECK(tw_table_release(session, &table) == TW_OK);
+}
+
 /* The function of client/tidewater/examples/functions.rs. */
 static void calls_by_name(tw_session *session, tw_table x)
 {
@@ -234,6 +266,7 @@ int main(int argc, char **argv)
     wrong_ones(session, x);
     merges_and_schedules(session);
     keys_of_a_table(session);
+    places_partitions(session);
     vectors(session);
     CHECK(tw_finish(session) == TW_OK);
     CHECK(tw_session_free(&session) == TW_OK);
