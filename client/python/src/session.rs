@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::connect::Job;
 use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall};
 use tidewater_launch::FabricSettings;
+use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
 use tidewater_protocol::table::{DenseLayout, GradientOptions, KeyOptions, Shape, TableSpec};
 use tidewater_runtime::mem::ForkGuard;
@@ -258,6 +259,11 @@ impl Session {
     }
 
     #[getter]
+    fn server_appliers(&self, py: Python<'_>) -> PyResult<Vec<u16>> {
+        self.with(py, |client| Ok(client.server_appliers()))
+    }
+
+    #[getter]
     fn transport(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.with(py, |client| Ok(client.transport().map(|t| t.to_string())))
     }
@@ -267,7 +273,7 @@ impl Session {
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
         initial_accumulator=0.0, by_staleness=false, redo=false, versions=2, expire_after=0,
-        admit_after=0, durability="none"))]
+        admit_after=0, durability="none", partition_servers=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -295,6 +301,7 @@ impl Session {
         expire_after: u32,
         admit_after: u8,
         durability: &str,
+        partition_servers: Option<Vec<u32>>,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -336,7 +343,8 @@ impl Session {
                 admit_after,
             },
             durability: options::durability(durability)?,
-            partition_servers: None,
+            partition_servers: partition_servers
+                .map(|servers| servers.into_iter().map(ServerId).collect()),
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

@@ -236,6 +236,14 @@ impl Table {
     }
 
     #[getter]
+    fn partition_servers(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let any = self.any;
+        let session = self.session(py);
+        let owners = session.get().with(py, |client| any.partition_owners(client))?;
+        Ok(owners.iter().map(|owner| owner.server.0).collect())
+    }
+
+    #[getter]
     fn kind(&self) -> &'static str {
         match (&self.spec.shape, self.is_ranges()) {
             (Shape::Sparse { .. }, _) => "sparse",

@@ -23,6 +23,24 @@ def ten_lines():
         raises(tidewater.Error, "cannot be pickled", lambda: pickle.dumps(s))
 
 
+def placed():
+    """Partitions are on the servers of the list; lists that cannot be are refused."""
+    with tidewater.local(servers=2) as s:
+        assert len(s.server_appliers) == 2
+        t = s.table("w", "range", dtype=np.float64, cols=1, rows=9000, partition_servers=[1, 0, 1, 1])
+        assert (t.partitions, t.partition_servers) == (4, [1, 0, 1, 1])
+        t.push(np.arange(9000.0)).wait()
+        assert t.pull().reshape(-1).tolist() == list(range(9000))
+        assert s.table("v", "sparse", dtype=np.float64, cols=1, partitions=4).partition_servers == [0, 1, 0, 1]
+        for words, given in (("empty list", []), ("partition 1 to server 2", [0, 2]), ("3 servers for 4", [0, 0, 1])):
+            make = lambda given=given: s.table(
+                "x", "sparse", dtype=np.float64, cols=1, partitions=4 if len(given) == 3 else 0, partition_servers=given
+            )
+            raises(Exception, words, make)
+        raises(Exception, "partition 0 on server 1, asked for server 0", lambda: s.table(
+            "w", "range", dtype=np.float64, cols=1, rows=9000, partition_servers=[0, 0, 1, 1]))
+
+
 def server_threads():
     """Names of the threads of coordinator and servers."""
     names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
@@ -63,6 +81,7 @@ ten_lines()
 assert ended(), server_threads()
 raises(KeyError, "the program's own", failing)
 assert ended(), server_threads()
+placed()
 ten_lines()  # a process may have one after another
 refused("TIDEWATER_JOB names a job", TIDEWATER_JOB="/nowhere")
 refused("process 1 of 4 of Open MPI", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_LOCAL_RANK="1")

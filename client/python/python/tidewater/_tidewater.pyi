@@ -1,5 +1,5 @@
 from types import TracebackType
-from typing import Any, Iterator, Literal, Optional, Protocol, Sequence, Tuple, Type, TypeVar, Union, overload
+from typing import Any, Iterator, List, Literal, Optional, Protocol, Sequence, Tuple, Type, TypeVar, Union, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +117,9 @@ class Session:
     @property
     def servers(self) -> int: ...
     @property
+    def server_appliers(self) -> List[int]:
+        """Appliers of each server, by server number."""
+    @property
     def transport(self) -> Optional[str]: ...
     @property
     def clock(self) -> int:
@@ -150,6 +153,7 @@ class Session:
         expire_after: int = 0,
         admit_after: int = 0,
         durability: Literal["none", "warm"] = "none",
+        partition_servers: Optional[Sequence[int]] = None,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -166,7 +170,9 @@ class Session:
         dropped. 0 `partitions`: their number is chosen from the size of the table and the servers;
         `Table.partitions` has it. `redo` makes appliers write each result into a redo record first, for
         measurements. A table with `durability` "warm" outlives a server process where a holder
-        keeps the memory; other servers refuse it.
+        keeps the memory; other servers refuse it. `partition_servers[p]` is the server that owns partition p, from 0;
+        its length is the number of partitions. Without it, partitions go to all servers in turn. An empty list,
+        another length than `partitions` or a server that is not there is an error, and no table is made.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -335,6 +341,9 @@ class Table:
     def rows(self) -> Optional[int]: ...
     @property
     def partitions(self) -> int: ...
+    @property
+    def partition_servers(self) -> List[int]:
+        """Number of the server that owns each partition."""
     @property
     def dtype(self) -> np.dtype: ...
     @property
