@@ -23,7 +23,7 @@ const DIM: usize = 5;
 const ROWS: u64 = 40;
 const STEPS: u32 = 12;
 
-fn rules() -> [Optimizer; 8] {
+fn rules() -> [Optimizer; 11] {
     let (lr, eps) = (0.1, 1e-8);
     let (beta1, beta2) = (0.9, 0.99);
     [
@@ -59,6 +59,13 @@ fn rules() -> [Optimizer; 8] {
             l1: 0.01,
             l2: 0.1,
         },
+        Optimizer::AdaDelta {
+            lr: 1.0,
+            rho: 0.9,
+            eps: 1e-6,
+        },
+        Optimizer::ProximalSgd { lr, l1: 0.2 },
+        Optimizer::ProximalAdaGrad { lr, eps, l1: 0.2 },
     ]
 }
 

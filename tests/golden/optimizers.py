@@ -35,6 +35,12 @@ CASES = [
     ("adam-decay", O.Adam, {**ADAM, "weight_decay": 0.05}),
     ("amsgrad", O.Adam, {**ADAM, "amsgrad": True}),
     ("adamw", O.AdamW, {**ADAM, "weight_decay": 0.1}),
+    ("adadelta", O.Adadelta, {"lr": 0.5, "rho": 0.9, "eps": 1e-6}),
+    ("adadelta-decay", O.Adadelta, {"lr": 0.5, "rho": 0.9, "eps": 1e-6, "weight_decay": 0.05}),
+    ("proximal-sgd", O.SGD, {"lr": 0.1}),
+    ("proximal-sgd-decay", O.SGD, {"lr": 0.1, "weight_decay": 0.05}),
+    ("proximal-adagrad", O.Adagrad, {"lr": 0.1, "eps": 1e-8}),
+    ("proximal-adagrad-first", O.Adagrad, {"lr": 0.1, "eps": 1e-8, "initial_accumulator_value": 0.1}),
     ("clip-value", O.SGD, {"lr": 0.1}),
     ("clip-norm", O.SGD, {"lr": 0.1}),
 ]
@@ -50,7 +56,22 @@ def dense(name, kind, numbers):
         if name == "clip-norm":
             torch.nn.utils.clip_grad_norm_([w], 1.0)
         rule.step()
+        if name.startswith("proximal"):
+            shrink(w, numbers, rule.state[w])
         emit(name, step, w.tolist())
+
+
+L1 = 0.3
+
+
+def shrink(w, numbers, state):
+    """The proximal step behind a step of PyTorch, which has none: its own softshrink, element by element."""
+    rate = torch.full((DIM,), numbers["lr"], dtype=torch.float64)
+    if "sum" in state:
+        rate = rate / (state["sum"].sqrt() + numbers["eps"])
+    with torch.no_grad():
+        for c in range(DIM):
+            w[c] = torch.nn.functional.softshrink(w[c], L1 * rate[c].item())
 
 
 def sparse():

@@ -29,7 +29,8 @@ module tidewater
     integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
     integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
         TW_MOMENTUM = 3, TW_NESTEROV = 4, TW_ADAGRAD = 5, TW_ADAM = 6, TW_FTRL = 7, &
-        TW_RMSPROP = 8, TW_ADAMW = 9, TW_ROW_ADAGRAD = 10, TW_AMSGRAD = 11
+        TW_RMSPROP = 8, TW_ADAMW = 9, TW_ROW_ADAGRAD = 10, TW_AMSGRAD = 11, &
+        TW_ADADELTA = 12, TW_PROXIMAL_SGD = 13, TW_PROXIMAL_ADAGRAD = 14
     integer(c_int), parameter :: TW_SCHEDULE_CONSTANT = 1, TW_SCHEDULE_STEP = 2, &
         TW_SCHEDULE_INVERSE_SQRT = 3, TW_SCHEDULE_COSINE = 4
     integer(c_int), parameter :: TW_NORM_1 = 1, TW_NORM_2 = 2, TW_NORM_MAX = 3

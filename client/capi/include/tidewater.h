@@ -164,6 +164,12 @@ typedef enum {
     TW_ROW_ADAGRAD = 10,
     // {lr, beta1, beta2, eps}
     TW_AMSGRAD = 11,
+    // {lr, rho, eps}
+    TW_ADADELTA = 12,
+    // {lr, l1}: SGD, then a soft threshold of lr l1
+    TW_PROXIMAL_SGD = 13,
+    // {lr, eps, l1}: AdaGrad, then a soft threshold of l1 times the rate of the element
+    TW_PROXIMAL_ADAGRAD = 14,
 } tw_optimizer;
 
 // First values, and what `init_values` holds for them.
@@ -434,7 +440,7 @@ typedef struct {
     double clip_value;
     // Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGE.
     double clip_norm;
-    // Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
+    // Accumulator of new rows, for TW_ADAGRAD, TW_ROW_ADAGRAD and TW_PROXIMAL_ADAGRAD.
     double initial_accumulator;
     // Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
     int32_t by_staleness;

@@ -358,6 +358,9 @@ pub(crate) fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Opti
         },
         TW_ROW_ADAGRAD => Optimizer::RowAdaGrad { lr: a, eps: b },
         TW_AMSGRAD => Optimizer::AmsGrad { lr: a, beta1: b, beta2: c, eps: d },
+        TW_ADADELTA => Optimizer::AdaDelta { lr: a, rho: b, eps: c },
+        TW_PROXIMAL_SGD => Optimizer::ProximalSgd { lr: a, l1: b },
+        TW_PROXIMAL_ADAGRAD => Optimizer::ProximalAdaGrad { lr: a, eps: b, l1: c },
     })
 }
 
@@ -692,6 +695,35 @@ mod tests {
         let placed = table_spec("t", &options, Some(&[0, 0, 1])).unwrap();
         let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
         assert_eq!(&placed, builder.partition_servers(&[0, 0, 1]).spec());
+        let given = |code: tw_optimizer, hyper| {
+            let optimizer = code as i32;
+            let options = tw_table_options {
+                optimizer,
+                hyper,
+                ..options
+            };
+            table_spec("t", &options, None).unwrap().optimizer
+        };
+        assert_eq!(
+            given(tw_optimizer::TW_ADADELTA, [0.5, 0.9, 1e-6, 0.0]),
+            Optimizer::AdaDelta {
+                lr: 0.5,
+                rho: 0.9,
+                eps: 1e-6
+            }
+        );
+        assert_eq!(
+            given(tw_optimizer::TW_PROXIMAL_SGD, [0.5, 0.1, 0.0, 0.0]),
+            Optimizer::ProximalSgd { lr: 0.5, l1: 0.1 }
+        );
+        assert_eq!(
+            given(tw_optimizer::TW_PROXIMAL_ADAGRAD, [0.5, 1e-8, 0.1, 0.0]),
+            Optimizer::ProximalAdaGrad {
+                lr: 0.5,
+                eps: 1e-8,
+                l1: 0.1
+            }
+        );
         let odd = tw_table_options { kind: 1, ..options };
         assert!(
             table_spec("t", &odd, None)

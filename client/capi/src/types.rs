@@ -177,6 +177,12 @@ pub enum tw_optimizer {
     TW_ROW_ADAGRAD = 10,
     /// {lr, beta1, beta2, eps}
     TW_AMSGRAD = 11,
+    /// {lr, rho, eps}
+    TW_ADADELTA = 12,
+    /// {lr, l1}: SGD, then a soft threshold of lr l1
+    TW_PROXIMAL_SGD = 13,
+    /// {lr, eps, l1}: AdaGrad, then a soft threshold of l1 times the rate of the element
+    TW_PROXIMAL_ADAGRAD = 14,
 }
 
 /// How the learning rate of a tw_schedule changes. Rates are above 0.
@@ -416,7 +422,7 @@ pub struct tw_table_options {
     pub clip_value: f64,
     /// Largest Euclidean norm of a row's gradient. 0: any. Not for TW_RANGE.
     pub clip_norm: f64,
-    /// Accumulator of new rows, for TW_ADAGRAD and TW_ROW_ADAGRAD.
+    /// Accumulator of new rows, for TW_ADAGRAD, TW_ROW_ADAGRAD and TW_PROXIMAL_ADAGRAD.
     pub initial_accumulator: f64,
     /// Not 0: the rate of a gradient is divided by its staleness. For TW_IMMEDIATE.
     pub by_staleness: i32,

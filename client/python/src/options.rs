@@ -250,12 +250,17 @@ pub(crate) fn optimizer(given: Option<&Bound<'_, PyAny>>, dtype: DType) -> PyRes
             beta2,
             eps,
         },
+        ("adadelta", &[lr, rho, eps]) => Optimizer::AdaDelta { lr, rho, eps },
+        ("proximal_sgd", &[lr, l1]) => Optimizer::ProximalSgd { lr, l1 },
+        ("proximal_adagrad", &[lr, eps, l1]) => Optimizer::ProximalAdaGrad { lr, eps, l1 },
         (name, numbers) => {
             return Err(PyValueError::new_err(format!(
                 "optimizer '{name}' with {} numbers; there are 'none', ('sgd', lr), ('momentum', lr, \
                  mu), ('nesterov', lr, mu), ('adagrad', lr, eps), ('row_adagrad', lr, eps), ('rmsprop', \
                  lr, decay, eps), ('adam', lr, beta1, beta2, eps), ('amsgrad', lr, beta1, beta2, eps), \
-                 ('adamw', lr, beta1, beta2, eps, weight_decay) and ('ftrl', alpha, beta, l1, l2)",
+                 ('adamw', lr, beta1, beta2, eps, weight_decay), ('adadelta', lr, rho, eps), \
+                 ('proximal_sgd', lr, l1), ('proximal_adagrad', lr, eps, l1) and ('ftrl', alpha, beta, \
+                 l1, l2)",
                 numbers.len()
             )));
         }

@@ -237,6 +237,9 @@ def test_rules_options_and_settings():
                 ("adamw", 0.1, 0.9, 0.99, 1e-8, 0.1),
                 ("row_adagrad", 0.1, 1e-8),
                 ("amsgrad", 0.1, 0.9, 0.99, 1e-8),
+                ("adadelta", 1.0, 0.9, 1e-6),
+                ("proximal_sgd", 0.1, 0.1),
+                ("proximal_adagrad", 0.1, 1e-8, 0.1),
             ]
         ):
             u = s.table(f"o{n}", "sparse", dtype=np.float32, cols=2, optimizer=rule, clip_value=1.0)

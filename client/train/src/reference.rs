@@ -198,6 +198,22 @@ impl Cell {
                 *w *= (1.0 - lr * weight_decay) as f32;
                 self.adam(optimizer, g, lr, beta1, beta2, eps);
             }
+            Optimizer::AdaDelta { lr, rho, eps } => {
+                let (rho, fresh, eps) = (rho as f32, (1.0 - rho) as f32, eps as f32);
+                *first = rho * *first + fresh * (g * g);
+                let step = (*second + eps).sqrt() / (*first + eps).sqrt() * g;
+                *second = rho * *second + fresh * (step * step);
+                *w -= lr as f32 * step;
+            }
+            Optimizer::ProximalSgd { lr, l1 } => {
+                *w = soft_threshold(*w - lr as f32 * g, lr as f32 * l1 as f32);
+            }
+            Optimizer::ProximalAdaGrad { lr, eps, l1 } => {
+                let (lr, l1) = (lr as f32, l1 as f32);
+                *first += g * g;
+                let below = first.sqrt() + eps as f32;
+                *w = soft_threshold(*w - lr * g / below, lr * l1 / below);
+            }
             Optimizer::Ftrl {
                 alpha,
                 beta,
@@ -234,6 +250,15 @@ impl Cell {
             _ => second.sqrt(),
         };
         self.weight -= rate * *first / (root * spread + eps as f32);
+    }
+}
+
+/// Proximal map of the L1 norm: `sign(u) max(0, |u| - by)`.
+fn soft_threshold(u: f32, by: f32) -> f32 {
+    if u.abs() <= by {
+        0.0
+    } else {
+        u - by.copysign(u)
     }
 }
 

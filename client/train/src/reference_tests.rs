@@ -33,6 +33,11 @@ fn optimizers_follow_their_formulas() {
     // 1 + 0.5, then 2 + 1.25.
     assert_eq!(stepped(momentum(true), &[1.0, 2.0]).weight, -2.375);
 
+    // u = 1.5 and 2.5, less 0.5 each time.
+    let proximal = Optimizer::ProximalSgd { lr: 0.5, l1: 1.0 };
+    assert_eq!(stepped(proximal, &[-3.0, -3.0]).weight, 2.0);
+    assert_eq!(stepped(proximal, &[1.0]).weight, 0.0);
+
     // n = 9, then 25.
     let adagrad = stepped(ADAGRAD, &[3.0, 4.0]);
     assert!(close(adagrad.weight, -0.5 * (3.0 / 3.0 + 4.0 / 5.0)));

@@ -264,6 +264,10 @@ mutants! {
     InitWithoutKey = "init-without-key";
     /// AMSGrad steps by the second moment itself, as Adam does.
     AmsGradWithoutMaximum = "amsgrad-without-maximum";
+    /// AdaDelta ignores the mean square of its steps and steps as RMSProp does.
+    AdaDeltaWithoutSteps = "adadelta-without-steps";
+    /// A proximal rule takes its gradient step without the soft threshold.
+    SoftThresholdForgotten = "soft-threshold-forgotten";
     /// Partitions go to the appliers of a server by the partition's own number.
     AppliersByPartition = "appliers-by-partition";
     /// The coordinator places the partitions of a table in turn although its definition lists their servers.

@@ -159,7 +159,8 @@ class Session:
 
         `optimizer` is "none", ("sgd", lr), ("momentum", lr, mu), ("nesterov", lr, mu), ("adagrad", lr, eps),
         ("row_adagrad", lr, eps), ("rmsprop", lr, decay, eps), ("adam", lr, beta1, beta2, eps),
-        ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay) or
+        ("amsgrad", lr, beta1, beta2, eps), ("adamw", lr, beta1, beta2, eps, weight_decay),
+        ("adadelta", lr, rho, eps), ("proximal_sgd", lr, l1), ("proximal_adagrad", lr, eps, l1) or
         ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x), ("uniform", low, high),
         ("normal", mean, std), ("xavier_uniform", inputs, outputs), ("xavier_normal", inputs, outputs),
         ("kaiming_uniform", inputs) or ("kaiming_normal", inputs). `weight_decay` adds an L2 penalty to each gradient; `clip_value` bounds its

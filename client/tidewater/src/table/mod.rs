@@ -245,7 +245,7 @@ impl TableBuilder {
     }
 
     /// Sets the initial value of the accumulator in new rows' optimizer state ([`Optimizer::AdaGrad`],
-    /// [`Optimizer::RowAdaGrad`]).
+    /// [`Optimizer::RowAdaGrad`], [`Optimizer::ProximalAdaGrad`]).
     #[must_use]
     pub fn initial_accumulator(mut self, first: f64) -> Self {
         self.0.gradient.initial_accumulator = first;

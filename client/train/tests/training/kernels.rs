@@ -99,6 +99,17 @@ fn the_reference_is_the_servers_kernel_bit_by_bit() {
             l1: 0.2,
             l2: 0.1,
         },
+        Optimizer::AdaDelta {
+            lr: 1.0,
+            rho: 0.9,
+            eps: 1e-6,
+        },
+        Optimizer::ProximalSgd { lr: 0.1, l1: 0.01 },
+        Optimizer::ProximalAdaGrad {
+            lr: 0.1,
+            eps: 1e-8,
+            l1: 0.01,
+        },
     ] {
         let weights = both(optimizer);
         assert!(weights.len() > 150);

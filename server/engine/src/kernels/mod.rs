@@ -75,8 +75,8 @@ impl RowKernel {
     /// Creates the kernel of a table with rows of `dim` elements, without gradient options. It is valid as
     /// long as the table. Cost: some comparisons.
     ///
-    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `beta1`, `beta2`) in `[0,
-    /// 1)`. FTRL's `beta`, `l1` and `l2` must not be below 0, and where `l2` is 0, `beta` must be
+    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `rho`, `beta1`, `beta2`) in `[0,
+    /// 1)`. `l1`, and FTRL's `beta` and `l2`, must not be below 0, and where `l2` is 0, `beta` must be
     /// above 0. Each must be in range as given and as rounded to `dtype`. A rate of 0 is refused
     /// because it is nearly always a mistake: a program that wants a frozen table does not push to
     /// it.
@@ -183,6 +183,18 @@ impl RowKernel {
                 with(rules::adam::<T, P>)
             }
             Optimizer::AmsGrad { .. } => with(rules::amsgrad::<T, P>),
+            Optimizer::AdaDelta { .. } if on(Mutant::AdaDeltaWithoutSteps) => {
+                with(rules::rmsprop::<T, P>)
+            }
+            Optimizer::AdaDelta { .. } => with(rules::adadelta::<T, P>),
+            Optimizer::ProximalSgd { .. } if on(Mutant::SoftThresholdForgotten) => {
+                with(rules::sgd::<T, P>)
+            }
+            Optimizer::ProximalSgd { .. } => with(rules::proximal_sgd::<T, P>),
+            Optimizer::ProximalAdaGrad { .. } if on(Mutant::SoftThresholdForgotten) => {
+                accumulating(rules::adagrad::<T, P>)
+            }
+            Optimizer::ProximalAdaGrad { .. } => accumulating(rules::proximal_adagrad::<T, P>),
             Optimizer::Ftrl { .. } => Self {
                 sum: rules::ftrl_sum::<T>,
                 assign: rules::ftrl_assign::<T>,
@@ -207,7 +219,7 @@ impl RowKernel {
     /// Returns the kernel with the learning rate of gradients multiplied by `factor`, which is finite and
     /// not below 0. Factor 1 gives the same bits. Everything else, state included, is as without a factor.
     ///
-    /// The rate is `lr`; of AdamW also that of its decay. FTRL has a rate for each element, `1 / ((beta +
+    /// The rate is `lr`; of AdamW also that of its decay, and of proximal rules that of their threshold. FTRL has a rate for each element, `1 / ((beta +
     /// sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g` to `z`, and `g^2` to `n`.
     #[must_use]
     pub fn at_rate(mut self, factor: f64) -> Self {

@@ -156,6 +156,73 @@ pub(super) fn rmsprop<T: Float, P: Prepare<T>>(
     });
 }
 
+/// Returns the proximal map of the L1 norm at `u`: `sign(u) max(0, |u| - by)`, and `+0` where that is zero. `by` is
+/// not below 0. NaN stays.
+#[inline(always)]
+fn soft_threshold<T: Float>(u: T, by: T) -> T {
+    let smaller = u - by.copysign(u);
+    // Both sides are computed and one is chosen: a branch would keep the loop scalar.
+    if u.abs() <= by { T::ZERO } else { smaller }
+}
+
+/// Gradient step of SGD with an L1 penalty: `u = w - lr g; w = sign(u) max(0, |u| - lr l1)`. `lr l1` is
+/// rounded to `T` once a row.
+pub(super) fn proximal_sgd<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    _: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, l1, ..] = rounded::<T>(hyper);
+    let by = lr * l1;
+    let ready = P::new(&hyper.options, gradient);
+    each(row, gradient, |w: T, g| {
+        soft_threshold(w - lr * ready.of(w, g), by)
+    });
+}
+
+/// Gradient step of `AdaGrad` with an L1 penalty: `n += g^2; b = sqrt(n) + eps; u = w - (lr g) / b; w = sign(u)
+/// max(0, |u| - (lr l1) / b)`.
+pub(super) fn proximal_adagrad<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    n: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, eps, l1, ..] = rounded::<T>(hyper);
+    let by = lr * l1;
+    let ready = P::new(&hyper.options, gradient);
+    each_with_one(row, n, gradient, |w: T, n, g| {
+        let g = ready.of(w, g);
+        let n = n + g * g;
+        let below = n.sqrt() + eps;
+        (soft_threshold(w - (lr * g) / below, by / below), n)
+    });
+}
+
+/// Gradient step of `AdaDelta`: `n = rho n + (1 - rho) g^2; d = (sqrt(s + eps) / sqrt(n + eps)) g; s = rho s +
+/// (1 - rho) d^2; w -= lr d`.
+///
+/// As in Zeiler's paper and PyTorch each mean square has one root. Angel takes the root of a ratio that is a root
+/// already.
+pub(super) fn adadelta<T: Float, P: Prepare<T>>(
+    hyper: &Hyper,
+    row: &mut [u8],
+    state: &mut [u8],
+    gradient: &[u8],
+) {
+    let [lr, rho, eps, ..] = rounded::<T>(hyper);
+    let fresh = T::nearest(1.0 - hyper.rule[1]);
+    let ready = P::new(&hyper.options, gradient);
+    let (n, s) = halves(state, gradient.len());
+    each_with_two(row, n, s, gradient, |w: T, [n, s], g| {
+        let g = ready.of(w, g);
+        let n = rho * n + fresh * (g * g);
+        let d = (s + eps).sqrt() / (n + eps).sqrt() * g;
+        (w - lr * d, [n, rho * s + fresh * (d * d)])
+    });
+}
+
 /// Numbers of one step of Adam on a row, the same for all of its elements.
 ///
 /// The bias corrections are those of the row's step t, computed in f64 and rounded to `T` once a

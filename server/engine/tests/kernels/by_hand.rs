@@ -215,6 +215,8 @@ fn rules_that_make_no_sense_are_refused() {
         l1,
         l2,
     };
+    let adadelta = |lr, rho, eps| Optimizer::AdaDelta { lr, rho, eps };
+    let proximal_adagrad = |eps, l1| Optimizer::ProximalAdaGrad { lr: 0.1, eps, l1 };
     let cases = [
         (Optimizer::Sgd { lr: 0.0 }, "lr"),
         (Optimizer::Sgd { lr: -0.1 }, "lr"),
@@ -247,6 +249,14 @@ fn rules_that_make_no_sense_are_refused() {
         (ftrl(0.1, 0.0, 0.0, 0.0), "beta"),
         (ftrl(0.1, 1.0, -1.0, 0.0), "l1"),
         (ftrl(0.1, 1.0, 0.0, f64::NAN), "l2"),
+        (adadelta(0.0, 0.9, 1e-6), "lr"),
+        (adadelta(1.0, 1.0, 1e-6), "rho"),
+        (adadelta(1.0, -0.1, 1e-6), "rho"),
+        (adadelta(1.0, 0.9, 0.0), "eps"),
+        (Optimizer::ProximalSgd { lr: 0.0, l1: 0.1 }, "lr"),
+        (Optimizer::ProximalSgd { lr: 0.1, l1: -0.1 }, "l1"),
+        (proximal_adagrad(0.0, 0.1), "eps"),
+        (proximal_adagrad(1e-8, f64::INFINITY), "l1"),
     ];
     for (rule, want) in cases {
         let error = refused(rule, DType::F32);
@@ -341,6 +351,75 @@ fn amsgrad_keeps_the_largest_moment() {
     assert_eq!(line.state().last_chunk(), Some(&2u64.to_le_bytes()));
 }
 
+/// Weights within the threshold are +0, others move towards zero by it; a weight of NaN stays NaN. `lr l1` is 0.5.
+#[test]
+fn l1_step_makes_exact_zeros() {
+    let sgd = Optimizer::ProximalSgd { lr: 0.25, l1: 2.0 };
+    // n = 16, so the rate of each element is 1 / (4 + 1): the threshold is 0.5 too.
+    let adagrad = Optimizer::ProximalAdaGrad {
+        lr: 1.25,
+        eps: 1.0,
+        l1: 2.0,
+    };
+    let accumulated = GradientOptions {
+        initial_accumulator: 16.0,
+        ..GradientOptions::default()
+    };
+    for (rule, options) in [(sgd, GradientOptions::default()), (adagrad, accumulated)] {
+        let kernel = RowKernel::with_options(&rule, &options, DType::F64, 7).unwrap();
+        let mut line = Line::new(kernel);
+        let start = [2.0, -2.0, 0.5, -0.5, 0.25, -0.0, f64::NAN];
+        line.apply(PushOp::Assign, &bytes64(&start));
+        line.apply(PushOp::Gradient, &bytes64(&[0.0; 7]));
+        let w = f64s(line.payload());
+        assert_eq!(w[..2], [1.5, -1.5], "{rule:?}");
+        assert!(w[2..6].iter().all(|w| w.to_bits() == 0), "{rule:?}: {w:?}");
+        assert!(w[6].is_nan(), "{rule:?}");
+        // At no rate nothing shrinks.
+        line.apply_at(0.0, PushOp::Gradient, &bytes64(&[3.0; 7]));
+        assert_eq!(f64s(line.payload())[..2], [1.5, -1.5], "{rule:?}");
+    }
+}
+
+/// The L1 step comes behind the gradient step and the penalty of L2: w - lr (g + decay w), then the threshold.
+#[test]
+fn l1_step_follows_the_gradient() {
+    let rule = Optimizer::ProximalSgd { lr: 0.5, l1: 1.0 };
+    steps(rule, 0.0, [-4.0, 2.0, 1.0], [1.5, 0.0, 0.0]);
+    let adagrad = Optimizer::ProximalAdaGrad {
+        lr: 2.0,
+        eps: 3.0,
+        l1: 1.5,
+    };
+    // sqrt(n) = 3, 5, 13: rates 1/3, 1/4, 1/8.
+    steps(adagrad, 0.0, [-3.0, 4.0, -12.0], [0.5, -0.125, 1.1875]);
+    let options = GradientOptions {
+        weight_decay: 0.5,
+        ..GradientOptions::default()
+    };
+    let kernel = RowKernel::with_options(&rule, &options, DType::F64, 1).unwrap();
+    let mut line = Line::new(kernel);
+    line.apply(PushOp::Assign, &bytes64(&[8.0]));
+    line.apply(PushOp::Gradient, &bytes64(&[2.0]));
+    assert_eq!(f64s(line.payload()), [8.0 - 0.5 * (2.0 + 4.0) - 0.5]);
+}
+
+/// n = 4, d = g sqrt(0 + 12) / sqrt(4 + 12): one root of each mean.
+#[test]
+fn adadelta_takes_one_root() {
+    let rule = Optimizer::AdaDelta {
+        lr: 2.0,
+        rho: 0.75,
+        eps: 12.0,
+    };
+    let d = 4.0 * (12.0f64 / 16.0).sqrt();
+    let mut line = Line::new(RowKernel::new(&rule, DType::F64, 1).unwrap());
+    line.apply(PushOp::Gradient, &bytes64(&[4.0]));
+    assert!((f64s(line.payload())[0] + 2.0 * d).abs() < 1e-14);
+    let state = f64s(line.state());
+    assert!((state[0] - 4.0).abs() < 1e-14 && (state[1] - 0.25 * d * d).abs() < 1e-14);
+}
+
 /// No rule divides 0 by 0: a row without a gradient keeps finite values, and those that it had.
 #[test]
 fn zero_gradients_leave_finite_values() {
@@ -365,6 +444,9 @@ fn zero_gradients_leave_finite_values() {
             beta2,
             eps,
         },
+        Optimizer::AdaDelta { lr, rho: 0.9, eps },
+        Optimizer::ProximalSgd { lr, l1: 0.0 },
+        Optimizer::ProximalAdaGrad { lr, eps, l1: 0.5 },
     ] {
         for dtype in [DType::F32, DType::F64] {
             let mut line = Line::new(RowKernel::new(&rule, dtype, 4).unwrap());

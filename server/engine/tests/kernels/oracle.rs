@@ -179,6 +179,24 @@ macro_rules! oracle {
                         let (m, _) = self.moments(i, g, beta1, beta2);
                         self.w[i] -= self.change(m, self.third[i], lr, beta1, beta2, eps);
                     }
+                    Optimizer::AdaDelta { lr, rho, eps } => {
+                        let (rho, eps, rest) = (rho as $t, eps as $t, (1.0 - rho) as $t);
+                        let n = rho * self.first[i] + rest * (g * g);
+                        let change = (self.second[i] + eps).sqrt() / (n + eps).sqrt() * g;
+                        self.second[i] = rho * self.second[i] + rest * (change * change);
+                        self.first[i] = n;
+                        self.w[i] -= lr as $t * change;
+                    }
+                    Optimizer::ProximalSgd { lr, l1 } => {
+                        self.w[i] -= lr as $t * g;
+                        self.shrink(i, lr as $t * l1 as $t);
+                    }
+                    Optimizer::ProximalAdaGrad { lr, eps, l1 } => {
+                        self.first[i] += g * g;
+                        let below = self.first[i].sqrt() + eps as $t;
+                        self.w[i] -= lr as $t * g / below;
+                        self.shrink(i, lr as $t * l1 as $t / below);
+                    }
                     Optimizer::Ftrl {
                         alpha,
                         beta,
@@ -198,6 +216,20 @@ macro_rules! oracle {
                         };
                     }
                 }
+            }
+
+            /// Moves a parameter towards zero, and not past it.
+            fn shrink(&mut self, i: usize, by: $t) {
+                let u = self.w[i];
+                self.w[i] = if u > by {
+                    u - by
+                } else if u < -by {
+                    u + by
+                } else if u.is_nan() || by.is_nan() {
+                    $t::NAN
+                } else {
+                    0.0
+                };
             }
 
             fn moments(&mut self, i: usize, g: $t, beta1: f64, beta2: f64) -> ($t, $t) {

@@ -60,6 +60,17 @@ fn case(name: &str) -> (Optimizer, GradientOptions) {
         decay: 0.9,
         eps: 1e-8,
     };
+    let adadelta = Optimizer::AdaDelta {
+        lr: 0.5,
+        rho: 0.9,
+        eps: 1e-6,
+    };
+    let proximal_sgd = Optimizer::ProximalSgd { lr: 0.1, l1: 0.3 };
+    let proximal_adagrad = Optimizer::ProximalAdaGrad {
+        lr: 0.1,
+        eps: 1e-8,
+        l1: 0.3,
+    };
     let (lr, beta1, beta2, eps) = (0.01, 0.9, 0.99, 1e-8);
     let adam = Optimizer::Adam {
         lr,
@@ -93,6 +104,12 @@ fn case(name: &str) -> (Optimizer, GradientOptions) {
         "adam-decay" => (adam, decay),
         "amsgrad" => (amsgrad, none),
         "adamw" => (adamw, none),
+        "adadelta" => (adadelta, none),
+        "adadelta-decay" => (adadelta, decay),
+        "proximal-sgd" => (proximal_sgd, none),
+        "proximal-sgd-decay" => (proximal_sgd, decay),
+        "proximal-adagrad" => (proximal_adagrad, none),
+        "proximal-adagrad-first" => (proximal_adagrad, first),
         "clip-value" => (sgd, value),
         "clip-norm" => (sgd, norm),
         other => panic!("the figures have a case {other} that is not here"),
@@ -147,5 +164,5 @@ fn rules_agree_with_pytorch() {
         }
         cases += 1;
     }
-    assert_eq!(cases, 15 * 7);
+    assert_eq!(cases, 21 * 7);
 }

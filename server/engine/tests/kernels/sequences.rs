@@ -123,7 +123,7 @@ fn same(
     assert_eq!(got, want, "{rule:?} in step {step}");
 }
 
-fn typical() -> [Optimizer; 12] {
+fn typical() -> [Optimizer; 17] {
     [
         Optimizer::None,
         Optimizer::Sgd { lr: 0.1 },
@@ -174,6 +174,23 @@ fn typical() -> [Optimizer; 12] {
             beta1: 0.9,
             beta2: 0.99,
             eps: 1e-8,
+        },
+        Optimizer::AdaDelta {
+            lr: 1.0,
+            rho: 0.9,
+            eps: 1e-6,
+        },
+        Optimizer::ProximalSgd { lr: 0.1, l1: 0.5 },
+        Optimizer::ProximalSgd { lr: 0.1, l1: 0.0 },
+        Optimizer::ProximalAdaGrad {
+            lr: 0.1,
+            eps: 1e-8,
+            l1: 0.5,
+        },
+        Optimizer::ProximalAdaGrad {
+            lr: 0.1,
+            eps: 1e-8,
+            l1: 0.0,
         },
     ]
 }
@@ -268,6 +285,14 @@ fn any_rule() -> impl Strategy<Value = Optimizer> {
             }
         ),
         (rate.clone(), eps_of()).prop_map(|(lr, eps)| Optimizer::RowAdaGrad { lr, eps }),
+        (rate.clone(), decay_of(), eps_of()).prop_map(|(lr, rho, eps)| Optimizer::AdaDelta {
+            lr,
+            rho,
+            eps
+        }),
+        (rate.clone(), 0.0..4.0f64).prop_map(|(lr, l1)| Optimizer::ProximalSgd { lr, l1 }),
+        (rate.clone(), eps_of(), 0.0..4.0f64)
+            .prop_map(|(lr, eps, l1)| { Optimizer::ProximalAdaGrad { lr, eps, l1 } }),
         (rate.clone(), decay_of(), decay_of(), eps_of()).prop_map(|(lr, beta1, beta2, eps)| {
             Optimizer::AmsGrad {
                 lr,

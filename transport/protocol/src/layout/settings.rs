@@ -30,6 +30,9 @@ const fn code(optimizer: &Optimizer) -> u64 {
         Optimizer::AdamW { .. } => 8,
         Optimizer::RowAdaGrad { .. } => 9,
         Optimizer::AmsGrad { .. } => 10,
+        Optimizer::AdaDelta { .. } => 11,
+        Optimizer::ProximalSgd { .. } => 12,
+        Optimizer::ProximalAdaGrad { .. } => 13,
     }
 }
 
@@ -93,6 +96,17 @@ pub fn decode(bytes: &[u8]) -> Option<Optimizer> {
             beta2: c,
             eps: d,
         },
+        11 => Optimizer::AdaDelta {
+            lr: a,
+            rho: b,
+            eps: c,
+        },
+        12 => Optimizer::ProximalSgd { lr: a, l1: b },
+        13 => Optimizer::ProximalAdaGrad {
+            lr: a,
+            eps: b,
+            l1: c,
+        },
         _ => return None,
     };
     // Refuses a number that the rule does not have.
@@ -110,7 +124,7 @@ mod tests {
             let words = [code].into_iter().chain(numbers);
             words.flat_map(u64::to_le_bytes).collect::<Vec<u8>>()
         };
-        let counts = [1, 2, 2, 2, 4, 4, 3, 5, 2, 4];
+        let counts = [1, 2, 2, 2, 4, 4, 3, 5, 2, 4, 3, 2, 3];
         for (code, count) in (1..).zip(counts) {
             let mut numbers = [0.0; PARAMETERS_MAX];
             for (n, number) in numbers.iter_mut().take(count).enumerate() {
@@ -124,7 +138,7 @@ mod tests {
                 assert_eq!(decode(&of(code, numbers)), None, "{optimizer:?}");
             }
         }
-        for code in [0, 11, u64::MAX] {
+        for code in [0, 14, u64::MAX] {
             assert_eq!(decode(&of(code, [0.0; PARAMETERS_MAX])), None);
         }
         assert_eq!(decode(&[]), None);

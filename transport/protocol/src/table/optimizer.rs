@@ -103,6 +103,40 @@ pub enum Optimizer {
         /// Term added to the root, above 0.
         eps: f64,
     },
+    /// `AdaDelta` (Zeiler, arXiv 1212.5701): `n = rho n + (1 - rho) g^2; d = g sqrt(s + eps) / sqrt(n +
+    /// eps); s = rho s + (1 - rho) d^2; w -= lr d`, with each mean under one root. The paper has `lr` 1.
+    /// State: n, s.
+    AdaDelta {
+        /// Factor of each step, above 0.
+        lr: f64,
+        /// Decay of both mean squares, in `[0, 1)`.
+        rho: f64,
+        /// Term added to the mean squares under the roots, above 0.
+        eps: f64,
+    },
+    /// SGD with an L1 penalty (FOBOS; Duchi and Singer, JMLR 2009): `u = w - lr g`, then the soft threshold
+    /// `w = sign(u) max(0, |u| - lr l1)`. A weight becomes exactly zero. No state.
+    ///
+    /// Only the elements of a gradient take the step: an element that no gradient touches does not shrink.
+    ProximalSgd {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Weight of the L1 penalty, at least 0; 0 has the values of [`Optimizer::Sgd`].
+        l1: f64,
+    },
+    /// [`Optimizer::AdaGrad`] with an L1 penalty (Duchi, Hazan and Singer, JMLR 2011): `n += g^2; u = w - lr g
+    /// / (sqrt(n) + eps)`, then the soft threshold at the element's own rate, `w = sign(u) max(0, |u| - lr l1 /
+    /// (sqrt(n) + eps))`. State: n.
+    ///
+    /// Only the elements of a gradient take the step: an element that no gradient touches does not shrink.
+    ProximalAdaGrad {
+        /// Learning rate, above 0.
+        lr: f64,
+        /// Term added to the root, above 0.
+        eps: f64,
+        /// Weight of the L1 penalty, at least 0; 0 has the values of [`Optimizer::AdaGrad`].
+        l1: f64,
+    },
 }
 
 /// Maximum number of hyper-parameters of a rule.
@@ -174,9 +208,12 @@ impl Optimizer {
     /// [`Optimizer::RowAdaGrad`], which keeps one element a row.
     pub const fn state_slots(&self) -> usize {
         match self {
-            Self::None | Self::Sgd { .. } | Self::RowAdaGrad { .. } => 0,
-            Self::Momentum { .. } | Self::AdaGrad { .. } | Self::RmsProp { .. } => 1,
-            Self::Adam { .. } | Self::AdamW { .. } | Self::Ftrl { .. } => 2,
+            Self::None | Self::Sgd { .. } | Self::RowAdaGrad { .. } | Self::ProximalSgd { .. } => 0,
+            Self::Momentum { .. }
+            | Self::AdaGrad { .. }
+            | Self::RmsProp { .. }
+            | Self::ProximalAdaGrad { .. } => 1,
+            Self::Adam { .. } | Self::AdamW { .. } | Self::Ftrl { .. } | Self::AdaDelta { .. } => 2,
             Self::AmsGrad { .. } => 3,
         }
     }
@@ -199,7 +236,10 @@ impl Optimizer {
     /// Whether the rule sums squares of gradients in an accumulator, so that
     /// [`GradientOptions::initial_accumulator`] may set its start.
     pub const fn accumulates(&self) -> bool {
-        matches!(self, Self::AdaGrad { .. } | Self::RowAdaGrad { .. })
+        matches!(
+            self,
+            Self::AdaGrad { .. } | Self::RowAdaGrad { .. } | Self::ProximalAdaGrad { .. }
+        )
     }
 
     /// Returns the bytes of optimizer state of one row of `dim` elements: its slots. If the rule counts steps,
@@ -228,6 +268,9 @@ impl Optimizer {
             Self::AdamW { .. } => "AdamW",
             Self::RowAdaGrad { .. } => "RowAdaGrad",
             Self::AmsGrad { .. } => "AmsGrad",
+            Self::AdaDelta { .. } => "AdaDelta",
+            Self::ProximalSgd { .. } => "ProximalSgd",
+            Self::ProximalAdaGrad { .. } => "ProximalAdaGrad",
         }
     }
 
@@ -248,6 +291,14 @@ impl Optimizer {
             Self::RmsProp { lr, decay, eps } => {
                 let decay = Parameter::new("decay", decay, Range::BelowOne);
                 [lr_of(lr), decay, eps_of(eps), UNUSED, UNUSED]
+            }
+            Self::AdaDelta { lr, rho, eps } => {
+                let rho = Parameter::new("rho", rho, Range::BelowOne);
+                [lr_of(lr), rho, eps_of(eps), UNUSED, UNUSED]
+            }
+            Self::ProximalSgd { lr, l1 } => [lr_of(lr), l1_of(l1), UNUSED, UNUSED, UNUSED],
+            Self::ProximalAdaGrad { lr, eps, l1 } => {
+                [lr_of(lr), eps_of(eps), l1_of(l1), UNUSED, UNUSED]
             }
             Self::Adam {
                 lr,
@@ -286,7 +337,7 @@ impl Optimizer {
                 [
                     Parameter::new("alpha", alpha, Range::Positive),
                     Parameter::new("beta", beta, range),
-                    Parameter::new("l1", l1, Range::NotNegative),
+                    l1_of(l1),
                     Parameter::new("l2", l2, Range::NotNegative),
                     UNUSED,
                 ]
@@ -312,7 +363,10 @@ impl Optimizer {
             | Self::RmsProp { lr, .. }
             | Self::AdamW { lr, .. }
             | Self::RowAdaGrad { lr, .. }
-            | Self::AmsGrad { lr, .. } => lr,
+            | Self::AmsGrad { lr, .. }
+            | Self::AdaDelta { lr, .. }
+            | Self::ProximalSgd { lr, .. }
+            | Self::ProximalAdaGrad { lr, .. } => lr,
             Self::Ftrl { alpha, .. } => alpha,
         }
     }
@@ -330,7 +384,10 @@ impl Optimizer {
             | Self::RmsProp { lr, .. }
             | Self::AdamW { lr, .. }
             | Self::RowAdaGrad { lr, .. }
-            | Self::AmsGrad { lr, .. } => *lr = rate,
+            | Self::AmsGrad { lr, .. }
+            | Self::AdaDelta { lr, .. }
+            | Self::ProximalSgd { lr, .. }
+            | Self::ProximalAdaGrad { lr, .. } => *lr = rate,
             Self::Ftrl { alpha, .. } => *alpha = rate,
         }
         self
@@ -343,6 +400,10 @@ const fn lr_of(lr: f64) -> Parameter {
 
 const fn eps_of(eps: f64) -> Parameter {
     Parameter::new("eps", eps, Range::Positive)
+}
+
+const fn l1_of(l1: f64) -> Parameter {
+    Parameter::new("l1", l1, Range::NotNegative)
 }
 
 const fn adam(
@@ -377,7 +438,8 @@ pub struct GradientOptions {
     /// Bound of the Euclidean norm of a row's gradient, above 0. Not for range tables, which have no
     /// rows.
     pub clip_norm: Option<f64>,
-    /// Accumulator of new rows, at least 0 ([`Optimizer::AdaGrad`] and [`Optimizer::RowAdaGrad`]).
+    /// Accumulator of new rows, at least 0 ([`Optimizer::AdaGrad`], [`Optimizer::RowAdaGrad`] and
+    /// [`Optimizer::ProximalAdaGrad`]).
     pub initial_accumulator: f64,
     /// Whether the learning rate of a gradient is divided by its staleness: the ticks by which the
     /// fastest worker of the table's domain is ahead of the pushing worker when the gradient is applied,

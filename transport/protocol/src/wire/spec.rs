@@ -111,7 +111,9 @@ pub enum SpecError {
     #[error("AdamW has a weight_decay of its own: set that, or the option weight_decay on Adam")]
     TwoDecays,
     /// The rule has no accumulator that could start above 0.
-    #[error("initial_accumulator is set and {rule} has none; it is for AdaGrad and RowAdaGrad")]
+    #[error(
+        "initial_accumulator is set and {rule} has none; it is for AdaGrad, RowAdaGrad and ProximalAdaGrad"
+    )]
     NoAccumulator {
         /// Name of the rule.
         rule: &'static str,

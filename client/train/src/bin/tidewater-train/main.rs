@@ -59,7 +59,10 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     let done = match cli.command {
-        Command::Lr(args) => train::run(args.optimizer(), args.l2, args.common),
+        Command::Lr(args) => match args.optimizer() {
+            Ok(optimizer) => train::run(optimizer, args.l2, args.common),
+            Err(no_l1) => Err(Failure::usage(no_l1)),
+        },
         Command::Ftrl(args) => train::run(args.optimizer(), 0.0, args.common),
         Command::Evaluate(args) => score::evaluate(&args),
         Command::Predict(args) => score::predict(&args),

@@ -223,7 +223,7 @@ fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
     DenseBlocks::new(memory, ShardId::new(TableId(1), 0), &spec, all).unwrap()
 }
 
-const RULES: [Optimizer; 5] = [
+const RULES: [Optimizer; 7] = [
     Optimizer::Adam {
         lr: 0.001,
         beta1: 0.9,
@@ -252,6 +252,16 @@ const RULES: [Optimizer; 5] = [
         beta1: 0.9,
         beta2: 0.999,
         eps: 1e-8,
+    },
+    Optimizer::AdaDelta {
+        lr: 1.0,
+        rho: 0.9,
+        eps: 1e-6,
+    },
+    Optimizer::ProximalAdaGrad {
+        lr: 0.1,
+        eps: 1e-8,
+        l1: 0.2,
     },
 ];
 

@@ -53,7 +53,7 @@ impl Rng {
     }
 }
 
-fn rules() -> [Optimizer; 5] {
+fn rules() -> [Optimizer; 7] {
     [
         Optimizer::None,
         Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 },
@@ -73,6 +73,16 @@ fn rules() -> [Optimizer; 5] {
             lr: 0.1,
             mu: 0.9,
             nesterov: true,
+        },
+        Optimizer::AdaDelta {
+            lr: 1.0,
+            rho: 0.9,
+            eps: 1e-6,
+        },
+        Optimizer::ProximalAdaGrad {
+            lr: 0.1,
+            eps: 1e-8,
+            l1: 0.1,
         },
     ]
 }
@@ -542,7 +552,7 @@ fn every_death_leaves_the_bits_of_a_run_without_one() {
     let mut deaths = 0;
     for seed in 0..40 {
         let mut rng = Rng(seed << 32);
-        let rule = (rules()[seed as usize % 5], effect_of(seed));
+        let rule = (rules()[seed as usize % rules().len()], effect_of(seed));
         let both = || {
             let mut rng = Rng(seed << 32 | 1 << 20);
             let kinds = (rule.0 != Optimizer::None, rule.1 != Apply::Immediate);

@@ -121,11 +121,19 @@ fn rows_of_every_size_are_what_the_kernel_makes_of_them() {
         beta2: 0.999,
         eps: 1e-8,
     };
+    let adadelta = Optimizer::AdaDelta {
+        lr: 1.0,
+        rho: 0.9,
+        eps: 1e-6,
+    };
+    let proximal = Optimizer::ProximalSgd { lr: 0.5, l1: 0.1 };
     for redo in [false, true] {
         for dim in [1, 2, 3, 8, 15, 16, 17, 32, 33, 64, 100] {
             is_what_the_kernel_makes_of_it(dim, Optimizer::Sgd { lr: 0.5 }, redo);
             is_what_the_kernel_makes_of_it(dim, Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 }, redo);
             is_what_the_kernel_makes_of_it(dim, adam, redo);
+            is_what_the_kernel_makes_of_it(dim, adadelta, redo);
+            is_what_the_kernel_makes_of_it(dim, proximal, redo);
         }
     }
 }

@@ -97,6 +97,28 @@ pub(super) fn specs() -> Vec<TableSpec> {
             AMSGRAD,
             now,
         ),
+        spec(
+            "steps",
+            dense(1000, 11, blocks(false)),
+            DType::F32,
+            Optimizer::AdaDelta {
+                lr: 1.0,
+                rho: 0.9,
+                eps: 1e-6,
+            },
+            now,
+        ),
+        spec(
+            "soft",
+            Shape::Sparse { dim: 3 },
+            DType::F64,
+            Optimizer::ProximalAdaGrad {
+                lr: 0.1,
+                eps: 1e-8,
+                l1: 0.01,
+            },
+            now,
+        ),
     ]
 }
 

@@ -366,6 +366,24 @@ fn options_need_a_rule_that_takes_them() {
         ..rows.clone()
     };
     assert_eq!(of(&ticking, sgd, stale), Err(SpecError::StalenessAtTick));
+    let soft = Optimizer::ProximalAdaGrad {
+        lr: 0.1,
+        eps: 1e-8,
+        l1: 0.1,
+    };
+    assert_eq!(of(&blocks, soft, first), Ok(()));
+    let bad = |name, value, range| Err(SpecError::Parameter { name, value, range });
+    let l1 = Optimizer::ProximalSgd { lr: 0.1, l1: -1.0 };
+    assert_eq!(
+        of(&rows, l1, none),
+        bad("l1", -1.0, "finite and not below 0")
+    );
+    let rho = Optimizer::AdaDelta {
+        lr: 1.0,
+        rho: 1.0,
+        eps: 1e-6,
+    };
+    assert_eq!(of(&rows, rho, none), bad("rho", 1.0, "in [0, 1)"));
     let needs = |what| Err(SpecError::NeedsRows { what });
     assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
     assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));

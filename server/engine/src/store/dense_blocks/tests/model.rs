@@ -12,7 +12,7 @@ pub(super) const ADAM: Optimizer = Optimizer::Adam {
     eps: 1e-8,
 };
 
-const RULES: [Optimizer; 10] = [
+const RULES: [Optimizer; 13] = [
     Optimizer::None,
     Optimizer::Sgd { lr: 0.1 },
     Optimizer::Momentum {
@@ -50,6 +50,17 @@ const RULES: [Optimizer; 10] = [
         beta1: 0.9,
         beta2: 0.99,
         eps: 1e-8,
+    },
+    Optimizer::AdaDelta {
+        lr: 1.0,
+        rho: 0.9,
+        eps: 1e-6,
+    },
+    Optimizer::ProximalSgd { lr: 0.1, l1: 0.2 },
+    Optimizer::ProximalAdaGrad {
+        lr: 0.1,
+        eps: 1e-8,
+        l1: 0.2,
     },
 ];
 
@@ -204,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
     fn agrees_with_single_elements(
-        rule in 0usize..10, wide in any::<bool>(), snapshot in any::<bool>(),
+        rule in 0usize..RULES.len(), wide in any::<bool>(), snapshot in any::<bool>(),
         adjusted in any::<bool>(), redo_on in any::<bool>(),
         elements in 1usize..4000, partitions in 1u32..9,
         pushes in proptest::collection::vec((any::<[u16; 2]>(), 0u8..3, -2f64..2.0, any::<bool>()), 1..24),
