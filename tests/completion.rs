@@ -9,6 +9,8 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
+#[path = "completion/callbacks.rs"]
+mod callbacks;
 mod common;
 
 use std::sync::Arc;

@@ -369,6 +369,13 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int64_t), intent(inout) :: ticket
         end function
+        ! callback: c_funloc of a bind(c) subroutine of (type(c_ptr), value; integer(c_int), value; type(c_ptr), value)
+        integer(c_int) function tw_push_on_applied(session, ticket, callback, user) bind(c)
+            import :: c_int, c_ptr, c_funptr, c_int64_t
+            type(c_ptr), value :: session, user
+            integer(c_int64_t), value :: ticket
+            type(c_funptr), value :: callback
+        end function
         integer(c_int) function tw_tick(session, domain) bind(c)
             import :: c_int, c_ptr, c_int32_t
             type(c_ptr), value :: session

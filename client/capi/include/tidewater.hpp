@@ -274,6 +274,18 @@ public:
         check(tw_push_test(session_.get(), &it_, &applied));
         return applied != 0;
     }
+    /* Calls f(tw_status, const char *text) once, with the result of the push; see tw_push_on_applied. An exception of f
+     * ends the program. */
+    template <typename F> void on_applied(F f)
+    {
+        auto kept = std::make_unique<F>(std::move(f));
+        auto call = [](void *user, tw_status status, const char *text) noexcept {
+            const std::unique_ptr<F> own(static_cast<F *>(user));
+            (*own)(status, text);
+        };
+        check(tw_push_on_applied(session_.get(), it_, call, kept.get()));
+        static_cast<void>(kept.release());
+    }
 
 private:
     std::shared_ptr<tw_session> session_;

@@ -1,5 +1,6 @@
 //! A session as C holds it, and the checks before a call reaches the client.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -200,6 +201,7 @@ impl tw_session {
     /// Fails unless this thread may call now.
     fn enter(&self) -> Result<Inside<'_>, Failure> {
         use tw_thread_level::{TW_THREAD_FUNNELED, TW_THREAD_SERIALIZED, TW_THREAD_SINGLE};
+        InCallback::check()?;
         let owned = matches!(self.level, TW_THREAD_SINGLE | TW_THREAD_FUNNELED);
         let why = if owned && !self.is_owner() {
             "another thread opened the session (or, of a sibling, called first), with a thread level \
@@ -231,6 +233,35 @@ impl tw_session {
     pub(crate) fn foreign() -> Failure {
         let text = "the pointer is to no session: it was freed, or never opened";
         Failure::new(tw_status::TW_ERR_HANDLE, text)
+    }
+}
+
+thread_local! {
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks this thread as inside a callback of the program, until it is dropped: the session that runs it is locked.
+pub(crate) struct InCallback(());
+
+impl InCallback {
+    pub(crate) fn enter() -> Self {
+        IN_CALLBACK.set(true);
+        Self(())
+    }
+
+    /// Fails if this thread is inside a callback.
+    pub(crate) fn check() -> Result<(), Failure> {
+        if IN_CALLBACK.get() {
+            let text = "this thread is inside a callback of a push, and a session runs that; return from it first";
+            return Err(Failure::new(tw_status::TW_ERR_THREAD, text));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for InCallback {
+    fn drop(&mut self) {
+        IN_CALLBACK.set(false);
     }
 }
 

@@ -182,6 +182,15 @@ pub enum ClientError {
         /// Whether the push is certain to be among them.
         certain: bool,
     },
+    /// A callback ([`Client::on_applied`](crate::Client::on_applied)) runs without an answer to its push, and none
+    /// can arrive any more. Only callbacks receive this.
+    #[error("table \"{table}\": {why}; whether the push was applied is unknown")]
+    Unanswered {
+        /// Name of the table.
+        table: String,
+        /// Why there is no answer, and the remedy if there is one.
+        why: &'static str,
+    },
     /// The deadline of a call passed.
     #[error("{op} did not finish before its deadline: {missing}")]
     Deadline {

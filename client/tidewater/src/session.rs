@@ -8,6 +8,7 @@ mod any_table;
 mod arrivals;
 mod batches;
 mod cached_table;
+mod callbacks;
 mod calls;
 mod collectives;
 pub mod function;
@@ -162,6 +163,8 @@ pub struct Client {
     connect: Option<Arc<dyn ConnectThread>>,
     /// Calls to the coordinator that were started and are not over.
     started: Vec<calls::Started>,
+    /// Callbacks of pushes that have not run.
+    callbacks: callbacks::Callbacks,
     /// Whether the coordinator knows at which clocks this worker leaves.
     is_leave_announced: bool,
     /// Slow workers as reported last.
@@ -223,6 +226,7 @@ impl Client {
             timeout: DATA_DEADLINE,
             connect: None,
             started: Vec::new(),
+            callbacks: callbacks::Callbacks::default(),
             is_leave_announced: false,
             slow: Vec::new(),
             guard,
@@ -481,10 +485,14 @@ impl Client {
         let deadline = Deadline::after(self.clock.deadline);
         // The pushes of a tick that is partly sent were already checked.
         if !self.clock.is_halfway(domain) {
-            if self.clock.is_bounded(domain) {
-                self.clock
-                    .await_answers(&mut self.lanes, domain, thread, deadline)?;
-            }
+            let answered = match self.clock.is_bounded(domain) {
+                true => self
+                    .clock
+                    .await_answers(&mut self.lanes, domain, thread, deadline),
+                false => Ok(()),
+            };
+            self.run_callbacks();
+            answered?;
             self.check_refusals()?;
         }
         self.clock.tick(&mut self.lanes, domain, thread, deadline)
@@ -493,7 +501,7 @@ impl Client {
     /// Makes progress without waiting for answers: processes arrived data, sends data that a socket had not
     /// accepted, and recovers broken lanes. Every other call does the same, so that only a program that computes for
     /// seconds between calls needs it. Over TCP the rest of a large push then leaves, and a cut control connection
-    /// is restored before its session ends.
+    /// is restored before its session ends. Callbacks of answered pushes run, see [`Client::on_applied`].
     ///
     /// # Errors
     /// When a server or the coordinator is lost.
@@ -501,11 +509,13 @@ impl Client {
         let deadline = self.deadline();
         self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
-        match self.lanes.poll() {
+        let polled = match self.lanes.poll() {
             Err(Interrupt::Broken(lane)) => self.lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
             Ok(()) => Ok(()),
-        }
+        };
+        self.run_callbacks();
+        polled
     }
 
     /// Checks whether the job goes on: fails if the coordinator has announced its end. For callers that poll tables.
@@ -645,6 +655,7 @@ impl Client {
     /// with the first refusal that no ticket has claimed; `op` names the call in errors.
     fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
         let settled = self.lanes.settle(op, deadline);
+        self.run_callbacks();
         settled.map_err(|e| self.name_turns(None, e))?;
         self.check_refusals()?;
         self.clock.refused(&mut self.lanes)

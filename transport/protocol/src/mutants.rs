@@ -276,6 +276,8 @@ mutants! {
     SettingsToOneApplier = "settings-to-one-applier";
     /// Part of a late read that arrived in its caller's memory is lost when the caller stops waiting.
     LatePartNotMoved = "late-part-not-moved";
+    /// The callback of a refused push is called as if the push had been applied.
+    CallbackWithoutRefusal = "callback-without-refusal";
     /// Merging tickets keeps the frames of the first one only.
     MergeKeepsOne = "merge-keeps-one";
     /// A vector of zeros has the elements that its slot had last.

@@ -13,6 +13,7 @@
 
 pub mod buffer;
 pub mod call;
+pub mod callback;
 pub mod clock;
 pub mod collective;
 pub mod data;

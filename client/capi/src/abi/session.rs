@@ -9,8 +9,8 @@ use tidewater_protocol::limits::FILE_CALL_TIMEOUT;
 use crate::convert::{self, SessionChoices};
 use crate::error::Failure;
 use crate::raw;
-use crate::session::run;
 pub use crate::session::tw_session;
+use crate::session::{InCallback, run};
 use crate::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 
 /// Joins a job as a worker and opens a session with every server. `options` may be null: the job
@@ -186,6 +186,7 @@ pub unsafe extern "C" fn tw_session_free(session: *mut *mut tw_session) -> tw_st
         }
         // SAFETY: the contract of the module.
         unsafe { raw::session(*session) }?;
+        InCallback::check()?;
         // SAFETY: it has the mark of a session, which only `tw_session_open` gives, to a box; its
         // caller frees it once, and the mark of a freed one is another.
         let owned = unsafe { Box::from_raw(*session) };

@@ -10,6 +10,7 @@
 )]
 
 mod buffers;
+mod callbacks;
 mod calls;
 mod collective;
 mod functions;

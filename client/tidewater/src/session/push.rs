@@ -386,11 +386,13 @@ impl Client {
         self.own("wait_applied", ticket)?;
         // Known without a system call where another wait has seen a later status.
         if let Some(done) = self.lanes.try_applied(ticket) {
+            self.run_callbacks();
             return done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal));
         }
         let done = self.lanes.wait("wait for a push", deadline, |lanes| {
             Ok::<_, Interrupt>(lanes.try_applied(ticket))
         });
+        self.run_callbacks();
         let done = done.map_err(|e| self.name_turns(Some(TableId(ticket.table())), e))?;
         done.map_err(|refusal| self.refusal(Some(ticket.table()), refusal))
     }
@@ -426,7 +428,7 @@ impl Client {
 
     /// Checks that a ticket is this client's or empty; otherwise fails with `ClientError::Argument`.
     #[inline]
-    fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
+    pub(super) fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
         if ticket.is_of(self.tables.client) || on(Mutant::ForeignHandle) {
             return Ok(());
         }
@@ -439,7 +441,7 @@ impl Client {
         Err(ClientError::Argument { op, table, what })
     }
 
-    fn table_name(&self, number: u32) -> String {
+    pub(super) fn table_name(&self, number: u32) -> String {
         match self.tables.by_id(TableId(number)) {
             Some(table) => table.name().to_owned(),
             None => format!("number {number}"),
@@ -447,7 +449,7 @@ impl Client {
     }
 
     /// Makes the error of a refused frame. `table` is the push's table, used where the refusal is no longer kept.
-    fn refusal(&self, table: Option<u32>, refusal: LaneRefusal) -> ClientError {
+    pub(super) fn refusal(&self, table: Option<u32>, refusal: LaneRefusal) -> ClientError {
         let LaneRefusal { lane, refused } = refusal;
         let table = match refused {
             Refused::With(reject) => Some(reject.table),

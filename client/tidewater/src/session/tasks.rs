@@ -90,6 +90,7 @@ impl Client {
         let deadline = self.deadline();
         self.lanes.mark_task(delivery, false, deadline)?;
         self.lanes.settle("drop_task", deadline)?;
+        self.run_callbacks();
         // They are the reason why it is dropped, and not those of the next task.
         while self.lanes.claim_refusal().is_some() {}
         Ok(())
