@@ -4,9 +4,11 @@
 
 #[path = "vectors/matrix.rs"]
 mod matrix;
+#[path = "vectors/sparse.rs"]
+mod sparse;
 
 use tidewater::{ClientError, Expression, Init, Job, JoinOptions, SyncMode};
-use tidewater_vectors::{Evaluation, Vector, VectorSpace, VectorUsage};
+use tidewater_vectors::{Evaluation, SparseVector, Vector, VectorSpace, VectorUsage};
 
 const DIM: usize = 40_003;
 

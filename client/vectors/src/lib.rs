@@ -38,11 +38,13 @@ mod indices;
 pub mod matrix;
 mod operations;
 mod space;
+mod sparse;
 
 pub use evaluation::Evaluation;
 pub use float::Float;
 pub use indices::INDICES_SPAN;
 pub use space::{Vector, VectorId, VectorSpace, VectorUsage};
+pub use sparse::SparseVector;
 
 /// Compiles and runs the examples of the guide to functions.
 #[cfg(doctest)]

@@ -174,6 +174,11 @@ impl<T: Float> VectorSpace<T> {
         self.inner.builder(name)
     }
 
+    /// Number of partitions of each table.
+    pub(crate) fn partitions(&self) -> u32 {
+        self.inner.partitions
+    }
+
     /// Number of elements of each vector.
     pub fn dim(&self) -> u64 {
         self.inner.dim
@@ -338,7 +343,7 @@ impl<T: Float> Inner<T> {
         }
     }
 
-    fn compiled(&self, text: &'static str) -> Result<Rc<Expression<T>>, ClientError> {
+    pub(crate) fn compiled(&self, text: &'static str) -> Result<Rc<Expression<T>>, ClientError> {
         if let Some(expression) = self.compiled.borrow().get(text) {
             return Ok(Rc::clone(expression));
         }
