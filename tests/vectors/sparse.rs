@@ -7,7 +7,8 @@ use super::*;
 /// Pairs with indices that repeat, from a seed.
 fn pairs_of(seed: u64, count: usize, dim: u64) -> (Vec<u64>, Vec<f64>) {
     let values = numbers(seed)[..count].to_vec();
-    let indices = numbers(seed + 100)[..count].iter();
+    let others = numbers(seed + 100);
+    let indices = others[..count].iter();
     let indices = indices.map(|x| (x.abs() * 1e6) as u64 % 5000 * (dim / 5000));
     (indices.collect(), values)
 }
