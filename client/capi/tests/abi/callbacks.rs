@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
 use tidewater_capi::abi::callback::*;
+use tidewater_capi::abi::clock::*;
 use tidewater_capi::abi::data::*;
 use tidewater_capi::abi::session::*;
 use tidewater_capi::types::tw_status::*;
