@@ -329,6 +329,11 @@ typedef struct {
 // it has.
 typedef int (*tw_broadcast_fn)(void *bytes, size_t length, void *context);
 
+// Receives the result of a push, once, with the `user` of tw_push_on_applied. TW_OK: it is applied, and `text` is null.
+// Otherwise `text` says why not; it is valid during the call. TW_ERR_LOST: the session ended before the answer, and
+// whether the push was applied is unknown. It must return: no exception and no longjmp leaves it.
+typedef void (*tw_applied_fn)(void *user, tw_status status, const char *text);
+
 // What a session is.
 typedef struct {
     // sizeof(tw_session_info), set by the caller.
@@ -979,6 +984,16 @@ tw_status tw_push_wait(tw_session *session,
 
 // Forgets a ticket; the push goes on. `*ticket` becomes zero.
 tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
+
+// Gives a push a callback, which runs once with its result. It runs inside a later call of this session that waits for
+// pushes, flushes, ticks, or is tw_push_test or tw_progress, on the thread of that call, or on the progress thread; at
+// the latest when the session is closed. A call that waits for this push returns after it. A callback cannot call a
+// session: such a call is TW_ERR_THREAD. A refusal that it receives is not returned by tw_flush or tw_tick again. The
+// ticket stays the caller's; zero is applied.
+tw_status tw_push_on_applied(tw_session *session,
+                             tw_ticket ticket,
+                             tw_applied_fn callback,
+                             void *user);
 
 // Sets each element of `target` to the value of `expression`, such as "p0 * x + y": x, y and z are the
 // elements of the inputs at the same place, p0 to p15 the parameters, index the element's index. The

@@ -23,6 +23,7 @@ fn the_header_is_current() {
         "session",
         "table",
         "data",
+        "callback",
         "function",
         "buffer",
         "keys",
