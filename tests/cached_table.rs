@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use tidewater::{
-    CachedTable, Client, Job, JoinOptions, PullOptions, PushOp, Reduce, SyncMode, TableBuilder,
+    CachedTable, Client, Job, JoinOptions, PullOptions, PushOp, PushOptions, Reduce, SyncMode,
+    TableBuilder,
 };
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::hash::mix64;
@@ -125,5 +126,59 @@ fn rows_are_pulled_when_they_are_due() {
         let error = cached.pull_rows(&mut client, &[5, 6], &mut row, how);
         let text = error.unwrap_err().to_string();
         assert!(text.contains("3 elements for 2 rows"), "{text}");
+    }
+}
+
+/// Under SSP(2) a row is pulled at clocks 0, 3, 6. In between it has the echo of this worker's pushes only, times
+/// their weight; the pulled row replaces it, with each push once. Duplicate keys add up, rows that are not in the cache
+/// stay out, and a refused push leaves no echo.
+#[test]
+fn own_pushes_are_echoed() {
+    for echo in [false, true] {
+        let cluster = JoinOptions::embedded(2, 1)
+            .join()
+            .unwrap()
+            .into_job()
+            .unwrap();
+        let mut client = cluster.client_of(0, SyncMode::Ssp(2)).unwrap();
+        let spec = TableBuilder::sparse::<f64>("weights", 2);
+        let table = client.create_table::<f64>(spec.spec()).unwrap();
+        let mut cached = CachedTable::new(&table, 2);
+        let (how, quarter) = (PullOptions::default(), PushOptions::default().weight(0.25));
+        let mut seen = Vec::new();
+        for clock in 0..7u64 {
+            while client.global_clock().unwrap() < clock {
+                client.progress().unwrap();
+            }
+            let mut row = [-1.0; 2];
+            cached.pull_rows(&mut client, &[5], &mut row, how).unwrap();
+            seen.push(row);
+            let (keys, values) = ([5, 6, 5], [4.0, 8.0, 4.0, 4.0, 4.0, 8.0]);
+            let pushed = match echo {
+                true => cached.push_rows(&mut client, &keys, &values, quarter),
+                false => client.push_rows_with(&table, &keys, &values, PushOp::Sum, quarter),
+            };
+            client.wait_applied(&pushed.unwrap()).unwrap();
+            client.tick().unwrap();
+        }
+        let pulled = |clock: usize| [2.0 * clock as f64, 4.0 * clock as f64];
+        let expected: Vec<_> = (0..7)
+            .map(|clock| match echo {
+                true => pulled(clock),
+                false => pulled(clock / 3 * 3),
+            })
+            .collect();
+        assert_eq!(seen, expected, "echo {echo}");
+        assert_eq!((cached.misses(), cached.rows()), (3, 1), "echo {echo}");
+        let (wrong, minus) = ([1.0; 3], PushOptions::default().weight(-1.0));
+        for (values, options) in [(&wrong[..], quarter), (&wrong[..2], minus)] {
+            let refused = cached.push_rows(&mut client, &[5], values, options);
+            assert!(refused.is_err(), "{options:?}");
+        }
+        let mut row = [-1.0; 2];
+        cached.pull_rows(&mut client, &[5], &mut row, how).unwrap();
+        let last = if echo { 7 } else { 6 };
+        assert_eq!(row, pulled(last), "echo {echo}");
+        client.finish().unwrap();
     }
 }

@@ -115,6 +115,30 @@ pub fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     }
 }
 
+/// Computes `acc += by * row`; each product and each sum is rounded in the element type.
+///
+/// # Panics
+/// For integers with another factor than 1: pushes of them have no weight.
+pub fn add_scaled(dtype: DType, acc: &mut [u8], row: &[u8], by: f64) {
+    macro_rules! each {
+        ($t:ty) => {{
+            const N: usize = size_of::<$t>();
+            let (acc, _) = acc.as_chunks_mut::<N>();
+            let (row, _) = row.as_chunks::<N>();
+            for (a, r) in acc.iter_mut().zip(row) {
+                let product = <$t>::from_le_bytes(*r) * by as $t;
+                *a = (<$t>::from_le_bytes(*a) + product).to_le_bytes();
+            }
+        }};
+    }
+    match dtype {
+        _ if by == 1.0 => add(dtype, acc, row),
+        DType::F32 => each!(f32),
+        DType::F64 => each!(f64),
+        DType::I32 | DType::I64 => panic!("{dtype:?} times {by}"),
+    }
+}
+
 /// The largest magnitude of a row's elements. NaN counts as infinite.
 pub fn magnitude(dtype: DType, row: &[u8]) -> f64 {
     macro_rules! each {

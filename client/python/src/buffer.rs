@@ -258,6 +258,40 @@ impl CachedTable {
         Ok(out)
     }
 
+    /// Pushes values that the servers add up, and adds them, times the weight, to the rows of the cache.
+    #[pyo3(signature = (values, keys, *, weight=1.0))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        values: &Bound<'_, PyAny>,
+        keys: &Bound<'_, PyAny>,
+        weight: f64,
+    ) -> PyResult<Ticket> {
+        let table = self.table.get();
+        let keys = Keys::new(keys)?;
+        let keys = keys.slice()?;
+        let shape = table.shape(Some(keys));
+        let session = table.session(py);
+        let options = client::PushOptions::default().weight(weight);
+        macro_rules! push {
+            ($name:ident) => {{
+                let array = Read::new(values, shape)?;
+                let from = array.slice()?;
+                session.get().with(py, |client| match &mut *self.cached() {
+                    AnyCached::$name(cached) => cached.push_rows(client, keys, from, options),
+                    _ => Err(other_type()),
+                })?
+            }};
+        }
+        let pushed = match table.any() {
+            AnyTable::F32(_) => push!(F32),
+            AnyTable::F64(_) => push!(F64),
+            AnyTable::I32(_) => push!(I32),
+            AnyTable::I64(_) => push!(I64),
+        };
+        Ok(Ticket::new(session, pushed))
+    }
+
     /// Drops rows, so that the next call pulls them.
     fn forget(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
         let keys = Keys::new(keys)?;

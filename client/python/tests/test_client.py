@@ -908,6 +908,19 @@ def test_cached_rows_are_pulled_when_they_are_too_old():
         raises(TypeError, "out holds float64", lambda: c.pull(keys, out=np.zeros((3, 2))))
 
 
+def test_pushes_are_added_to_cached_rows():
+    with session(sync="ssp:2") as s:
+        t = s.table("t", "sparse", dtype=np.float32, cols=2)
+        c = tidewater.CachedTable(t, 10)
+        c.pull([7])
+        c.push(np.full((2, 2), 4, np.float32), [7, 8], weight=0.25).wait()
+        assert c.pull([7]).tolist() == [[1, 1]] and c.rows == 1, "row 8 was not in the cache"
+        assert t.pull([7, 8]).tolist() == [[1, 1], [1, 1]]
+        raises(ValueError, "weight -1", lambda: c.push(np.ones((1, 2), np.float32), [7], weight=-1))
+        raises(ValueError, "(1, 2)", lambda: c.push(np.ones((1, 3), np.float32), [7]))
+        assert c.pull([7]).tolist() == [[1, 1]], "refused pushes have no echo"
+
+
 def test_schedules_set_rates():
     Schedule = tidewater.Schedule
     cosine = Schedule.cosine(rate=1.0, last=0.01, warm_up=10, iterations=110)

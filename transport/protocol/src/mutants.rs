@@ -192,6 +192,8 @@ mutants! {
     CollectiveRankOrder = "collective-rank-order";
     /// A cached table uses its rows whatever the clock is.
     CachedRowsNeverAge = "cached-rows-never-age";
+    /// A cached table adds pushes to its rows without their weight.
+    EchoUnweighted = "echo-unweighted";
     /// A push buffer drops the rows below its threshold at a flush.
     RemainderForgotten = "remainder-forgotten";
     /// A pull of a range that is finished later takes blocks that were being written.

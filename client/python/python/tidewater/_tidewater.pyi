@@ -572,6 +572,10 @@ class CachedTable:
         timeout: Optional[float] = None,
     ) -> _Out:
         """Pulls like `Table.pull`, rows of the cache without a read."""
+    def push(self, values: Union[np.ndarray, _Tensor], keys: _Keys, *, weight: float = 1.0) -> Ticket:
+        """Pushes values of shape (len(keys), cols), which the servers add up, and adds them, times the weight, to
+        the rows of the cache: an estimate of these rows, which the next pull from the servers replaces.
+        """
     def forget(self, keys: _Keys) -> None:
         """Drops rows, so that the next call pulls them."""
 

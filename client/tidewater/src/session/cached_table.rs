@@ -2,11 +2,15 @@
 
 use std::collections::HashMap;
 
+use tidewater_bookkeeping::combine::add_scaled;
 use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_protocol::table::PushOp;
+use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
 use crate::pull::PullOptions;
+use crate::push::{PushOptions, Ticket};
 use crate::table::{Element, Table};
 
 /// Client-side cache of rows under BSP and SSP: a row is pulled again when it is older than the staleness allows.
@@ -17,7 +21,8 @@ use crate::table::{Element, Table};
 /// table that takes effect at the tick. Under ASP nothing bounds the age of a row: every call pulls.
 ///
 /// **Read your writes is not given.** A row shows this client's pushes up to the time at which it was
-/// pulled; [`forget`](Self::forget) makes the next call pull it. Rows of a call may be of different
+/// pulled; [`forget`](Self::forget) makes the next call pull it, and pushes by
+/// [`push_rows`](Self::push_rows) are added to the rows in the cache. Rows of a call may be of different
 /// ages, each within the bound.
 ///
 /// The cache holds a bounded number of rows; the row that was pulled first gives way.
@@ -121,6 +126,59 @@ impl<T: Element> CachedTable<T> {
             }
         }
         Ok(())
+    }
+
+    /// Pushes values that the servers add up ([`PushOp::Sum`]) like [`Client::push_rows_with`], and adds them, times
+    /// the weight, to the rows in the cache (local echo): this worker sees its own pushes before it pulls the rows
+    /// again. Rows that are not in the cache stay out of it.
+    ///
+    /// A row with an echo is an estimate. It lacks what others have pushed since it was pulled, as before, but its
+    /// bits are not those of any version of the table: sums are added in another order, an encoding is not applied to
+    /// the echo, and a refused push stays in the row. The next pull of the row replaces all of it, within the
+    /// staleness. Use [`Client::push_rows`] where reads must be exact.
+    ///
+    /// # Errors
+    /// As [`Client::push_rows_with`]. The cache is unchanged then, also if a part was sent.
+    ///
+    /// # Example
+    /// ```
+    /// use tidewater::{CachedTable, ClientError, JoinOptions, PullOptions, PushOptions, SyncMode, TableBuilder};
+    ///
+    /// # fn main() -> Result<(), ClientError> {
+    /// let job = JoinOptions::embedded(1, 1).join()?.into_job().expect("a worker");
+    /// let mut client = job.client_of(0, SyncMode::Ssp(2))?;
+    /// let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("weights", 2).spec())?;
+    /// let mut cached = CachedTable::new(&table, 1_000);
+    /// let mut row = [0.0; 2];
+    /// cached.pull_rows(&mut client, &[7], &mut row, PullOptions::default())?;
+    /// // Each of four workers does this: the table holds their average.
+    /// let average = PushOptions::default().weight(0.25);
+    /// cached.push_rows(&mut client, &[7], &[4.0, 8.0], average)?;
+    /// cached.pull_rows(&mut client, &[7], &mut row, PullOptions::default())?;
+    /// assert_eq!(row, [1.0, 2.0]);
+    /// # client.finish()
+    /// # }
+    /// ```
+    pub fn push_rows(
+        &mut self,
+        client: &mut Client,
+        keys: &[u64],
+        values: &[T],
+        options: PushOptions,
+    ) -> Result<Ticket, ClientError> {
+        let ticket = client.push_rows_with(&self.table, keys, values, PushOp::Sum, options)?;
+        let dim = self.table.dim();
+        let weight = match on(Mutant::EchoUnweighted) {
+            true => 1.0,
+            false => options.weight,
+        };
+        for (key, row) in keys.iter().zip(values.chunks_exact(dim)) {
+            if let Some(&slot) = self.index.get(key) {
+                let cached = self.values[slot * dim..(slot + 1) * dim].as_mut_bytes();
+                add_scaled(T::DTYPE, cached, row.as_bytes(), weight);
+            }
+        }
+        Ok(ticket)
     }
 
     /// Removes rows from the cache, so that the next call pulls them: for example rows that this client has pushed
