@@ -12,7 +12,7 @@ use tidewater::{
 use tidewater_engine::apply::engine::Engine;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, TableId};
-use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
+use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce, Shape};
 use tidewater_service::embedded::Cluster;
 
 use super::{client, client_in_step, long, start};
@@ -84,8 +84,42 @@ fn create(client: &mut Client, builders: &[TableBuilder; 3]) -> [Table<f64>; 3] 
         .map(|builder| client.create_table::<f64>(builder.spec()).unwrap())
 }
 
+/// The partitions of the dense tables begin at these rows and blocks: one has a single row, one most of the table.
+const ROW_STARTS: [u64; 7] = [0, 1, 30, 31, 400, 450, 499];
+const BLOCK_STARTS: [u64; 7] = [0, 1, 2, 3, 30, 31, 39];
+/// Elements of f64 in a block of 4,096 bytes.
+const BLOCK: u64 = 512;
+
 fn placed() -> [TableBuilder; 3] {
     builders().map(|builder| builder.partition_servers(&SERVERS))
+}
+
+fn element_starts() -> [u64; 7] {
+    BLOCK_STARTS.map(|block| block * BLOCK)
+}
+
+/// The builders of tables with the placement of [`placed`] whose dense ones are cut unevenly too.
+fn cut(builders: [TableBuilder; 3]) -> [TableBuilder; 3] {
+    let [sparse, rows, range] = builders;
+    let (rows, range) = (
+        rows.partition_starts(&ROW_STARTS),
+        range.partition_starts(&element_starts()),
+    );
+    [sparse, rows, range]
+}
+
+fn assert_cut(client: &Client, [sparse, rows, range]: &[Table<f64>; 3]) {
+    let refused = client.partition_ranges(sparse).unwrap_err();
+    assert!(matches!(refused, ClientError::Argument { .. }), "{refused}");
+    for (table, starts, end) in [
+        (rows, ROW_STARTS, KEYS),
+        (range, element_starts(), ELEMENTS as u64),
+    ] {
+        let found = client.partition_ranges(table).unwrap();
+        let ends = starts[1..].iter().copied().chain([end]);
+        let expected: Vec<_> = starts.into_iter().zip(ends).map(|(a, b)| a..b).collect();
+        assert_eq!(found, expected);
+    }
 }
 
 /// Each partition is on the server of the list, and the appliers of a server have equally many of them, but for one.
@@ -118,11 +152,20 @@ fn held_by(cluster: &Cluster, id: TableId) -> Vec<u32> {
 /// Pushes, pulls, functions and scans of a table with the user's placement give the values of one server.
 #[test]
 fn placed_tables_agree_with_one_server() {
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+    for (transport, uneven) in [
+        (TransportChoice::Shm, false),
+        (TransportChoice::Tcp, false),
+        (TransportChoice::Shm, true),
+        (TransportChoice::Tcp, true),
+    ] {
         let (many, one) = (start(4, 2, 1), start(1, 1, 1));
         let mut far = client(&many, 0, transport);
         let mut near = client(&one, 0, TransportChoice::Shm);
-        let tables = create(&mut far, &placed());
+        let builders_of_far = if uneven { cut(placed()) } else { placed() };
+        let tables = create(&mut far, &builders_of_far);
+        if uneven {
+            assert_cut(&far, &tables);
+        }
         let references = create(&mut near, &builders().map(|b| b.partitions(7)));
         for number in 0..3 {
             let expected = step(&mut near, &references, number);
@@ -142,7 +185,15 @@ fn placed_tables_agree_with_one_server() {
         assert_eq!(pull(&mut far, &tables), pull(&mut near, &references));
         for (table, reference) in tables.iter().zip(&references) {
             let found = sum(&mut far, table);
-            assert_eq!(found, sum(&mut near, reference), "{transport:?}");
+            let expected = sum(&mut near, reference);
+            match (uneven, found, expected) {
+                // Other pieces are added in another order.
+                (true, Some(Scalar::Float(found)), Some(Scalar::Float(expected))) => {
+                    let error = (found - expected).abs();
+                    assert!(error <= 1e-9 * expected.abs(), "{found} {expected}");
+                }
+                (_, found, expected) => assert_eq!(found, expected, "{transport:?}"),
+            }
         }
     }
 }
@@ -156,32 +207,35 @@ fn sum(client: &mut Client, table: &Table<f64>) -> Option<Scalar> {
 /// Tables of ticks with the user's placement get the values of one server.
 #[test]
 fn placed_tables_tick_like_one_server() {
-    let run = |servers, placement: Option<&[u32]>| {
+    let run = |servers, placement: Option<&[u32]>, uneven: bool| {
         let cluster = start(servers, 2, 1);
         let mut client = client_in_step(&cluster, 0, TransportChoice::Tcp, SyncMode::Bsp);
-        let tables = builders().map(|builder| {
+        let builders = builders().map(|builder| {
             let builder = builder.at_clock(Reduce::Mean).partitions(7);
-            let builder = match placement {
+            match placement {
                 Some(servers) => builder.partition_servers(servers),
                 None => builder,
-            };
-            client.create_table::<f64>(builder.spec()).unwrap()
+            }
         });
+        let tables = create(&mut client, &if uneven { cut(builders) } else { builders });
         let keys: Vec<u64> = (0..KEYS).collect();
         for number in 1..4 {
             let values = vec![f64::from(number); KEYS as usize * DIM];
             for table in &tables[..2] {
                 let pushed = client.push_rows(table, &keys, &values, PushOp::Gradient);
-                pushed.unwrap();
+                let _ = pushed.unwrap();
             }
             let values = vec![f64::from(number) / 3.0; ELEMENTS];
             let pushed = client.push_range(&tables[2], 0, &values, PushOp::Gradient);
-            pushed.unwrap();
+            let _ = pushed.unwrap();
             client.tick().unwrap();
         }
         pull(&mut client, &tables)
     };
-    assert_eq!(run(4, Some(&SERVERS)), run(1, None));
+    let expected = run(1, None, false);
+    assert_eq!(run(4, Some(&SERVERS), false), expected);
+    assert_eq!(run(4, Some(&SERVERS), true), expected);
+    assert_eq!(run(3, None, true), expected);
 }
 
 /// Lists that cannot be are refused with their numbers and leave no table behind.
@@ -201,6 +255,21 @@ fn wrong_lists_are_refused_at_creation() {
             "3 servers for 4 partitions",
         ),
         (table().partition_servers(&[0; 5_000]), "5000 partitions"),
+        (
+            table().partition_starts(&[]),
+            "partition_starts is an empty list",
+        ),
+        (table().partition_starts(&[0, 3, 3]), "partition 2 at 3"),
+        (table().partition_starts(&[1]), "partition 0 at 1"),
+        (table().partition_starts(&[0, 100]), "partition 1 at 100"),
+        (
+            table().partition_servers(&[0, 1]).partition_starts(&[0]),
+            "1 starts for 2 partitions",
+        ),
+        (
+            TableBuilder::sparse::<f64>("t", 2).partition_starts(&[0]),
+            "sparse table",
+        ),
     ] {
         let refused = client.create_table::<f64>(builder.spec()).unwrap_err();
         assert!(refused.to_string().contains(words), "{words}: {refused}");
@@ -223,6 +292,12 @@ fn wrong_lists_are_refused_at_creation() {
             "partitions is 4, asked for 3",
         ),
         (table().partitions(4), "is a list, asked for None"),
+        (
+            table()
+                .partition_servers(&[2, 0, 2, 2])
+                .partition_starts(&[0, 1, 2, 3]),
+            "partition_starts is None, asked for a list",
+        ),
     ] {
         let refused = client.create_table::<f64>(other.spec()).unwrap_err();
         assert!(refused.to_string().contains(words), "{words}: {refused}");
@@ -258,6 +333,10 @@ impl Partitioner for MostLast {
         let server = |p| if p % 3 == 0 { 0 } else { last };
         (0..6).map(server).collect()
     }
+
+    fn partition_starts(&self, spec: &TableSpec, _appliers: &[u16]) -> Option<Vec<u64>> {
+        matches!(spec.shape, Shape::Dense { .. }).then(|| vec![0, 1, 2, 3, 4, 60])
+    }
 }
 
 /// A type and a closure decide where partitions lie, with the servers of the job.
@@ -268,6 +347,12 @@ fn partitioners_know_the_servers() {
     let builder = TableBuilder::sparse::<f64>("t", 1).partition_by(&client, &MostLast);
     let table = client.create_table::<f64>(builder.spec()).unwrap();
     assert_eq!(held_by(&cluster, table.id()), [0, 2, 2, 0, 2, 2]);
+    client.release_table(table).unwrap();
+    let builder = TableBuilder::rows::<f64>("t", 70, 1).partition_by(&client, &MostLast);
+    let table = client.create_table::<f64>(builder.spec()).unwrap();
+    assert_eq!(held_by(&cluster, table.id()), [0, 2, 2, 0, 2, 2]);
+    let ranges = client.partition_ranges(&table).unwrap();
+    assert_eq!(ranges, [0..1, 1..2, 2..3, 3..4, 4..60, 60..70]);
     let by_appliers = |_: &TableSpec, appliers: &[u16]| {
         assert_eq!(appliers, [2, 2, 2]);
         vec![1; 5]
@@ -289,6 +374,10 @@ fn functions_refuse_inputs_with_another_list() {
     };
     let (target, like) = (make("target", &[1, 1, 0]), make("like", &[1, 1, 0]));
     let unlike = make("unlike", &[1, 0, 0]);
+    let cut = TableBuilder::range::<f64>("cut", 1, 9_000)
+        .partition_servers(&[1, 1, 0])
+        .partition_starts(&[0, 2_048, 4_096]);
+    let cut = client.create_table::<f64>(cut.spec()).unwrap();
     let add = Expression::parse("x + y + 1").unwrap();
     let mut update = |inputs: &[&Table<f64>]| {
         let args = FunctionArgs {
@@ -299,8 +388,13 @@ fn functions_refuse_inputs_with_another_list() {
         client.wait_applied(&updated)
     };
     update(&[&target, &like]).unwrap();
-    let refused = update(&[&target, &unlike]).unwrap_err().to_string();
-    assert!(refused.contains("partition_servers"), "{refused}");
+    for other in [&unlike, &cut] {
+        let refused = update(&[&target, other]).unwrap_err().to_string();
+        assert!(
+            refused.contains("partition_servers and partition_starts"),
+            "{refused}"
+        );
+    }
     assert_eq!(sum(&mut client, &target), Some(Scalar::Float(9_000.0)));
 }
 
@@ -312,7 +406,7 @@ fn saved_tables_keep_their_servers() {
     let dir = dir.path().to_str().unwrap();
     let (many, few) = (start(4, 2, 1), start(3, 2, 1));
     let mut first = client(&many, 0, TransportChoice::Tcp);
-    let tables = create(&mut first, &placed());
+    let tables = create(&mut first, &cut(placed()));
     step(&mut first, &tables, 1);
     first.save(dir, WAIT).unwrap();
     let expected = step(&mut first, &tables, 2);
@@ -329,7 +423,8 @@ fn saved_tables_keep_their_servers() {
     let more = start(5, 1, 1);
     let mut second = client(&more, 0, TransportChoice::Tcp);
     assert_eq!(second.load(dir, WAIT).unwrap().tables.len(), 3);
-    let loaded = create(&mut second, &placed());
+    let loaded = create(&mut second, &cut(placed()));
+    assert_cut(&second, &loaded);
     for table in &loaded {
         assert_eq!(held_by(&more, table.id()), SERVERS);
     }

@@ -40,6 +40,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

@@ -36,6 +36,7 @@ impl Tables {
         let sparse = warm(TableBuilder::sparse::<i64>("sparse", 1));
         let rows = warm(TableBuilder::rows::<i64>("rows", ROWS, 1));
         let rows = rows.partition_servers(&[1, 1, 0, 1, 1]);
+        let rows = rows.partition_starts(&[0, 1, 40, 41, 60]);
         let range = warm(TableBuilder::range::<i64>("range", 1, ROWS as u32));
         Self {
             sparse: client.create_table(sparse.spec()).unwrap(),

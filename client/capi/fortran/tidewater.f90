@@ -60,7 +60,7 @@ module tidewater
     end type
 
     type, bind(c) :: tw_table_options
-        integer(c_size_t) :: size = 200
+        integer(c_size_t) :: size = 216
         type(c_ptr) :: name = c_null_ptr
         integer(c_int32_t) :: dtype = 0, kind = 0
         integer(c_int64_t) :: rows = 0
@@ -77,6 +77,9 @@ module tidewater
         ! c_loc of an array of integer(c_int32_t): the server of each partition
         type(c_ptr) :: partition_servers = c_null_ptr
         integer(c_size_t) :: partition_server_count = 0
+        ! c_loc of an array of integer(c_int64_t): the first row or element of each partition, from 0
+        type(c_ptr) :: partition_starts = c_null_ptr
+        integer(c_size_t) :: partition_start_count = 0
     end type
 
     type, bind(c) :: tw_pull_options

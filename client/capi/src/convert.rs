@@ -20,6 +20,7 @@ use tidewater_protocol::table::{
 use tidewater_tasks::{CurrentTask, Delivery, QueueOptions};
 
 use crate::error::Failure;
+use crate::raw::PartitionLists;
 use crate::types::*;
 
 /// Longest time that a caller may give: a year.
@@ -258,11 +259,11 @@ pub(crate) fn function_range(options: &tw_function_options) -> Result<Option<Ran
     }
 }
 
-/// Makes the definition of a table from its options. `partition_servers` is the list that they point to.
+/// Makes the definition of a table from its options. `lists` are those that they point to.
 pub(crate) fn table_spec(
     name: &str,
     options: &tw_table_options,
-    partition_servers: Option<&[u32]>,
+    lists: PartitionLists<'_>,
 ) -> Result<TableSpec, Failure> {
     if options.reserved != 0 {
         return Err(Failure::argument("reserved is not zero"));
@@ -285,8 +286,10 @@ pub(crate) fn table_spec(
         keys: keys(options)?,
         versions: or_default(options.versions, VERSIONS_DEFAULT),
         durability: durability(options)?,
-        partition_servers: partition_servers
+        partition_servers: lists
+            .servers
             .map(|servers| servers.iter().copied().map(ServerId).collect()),
+        partition_starts: lists.starts.map(|starts| starts.to_vec().into()),
     })
 }
 
@@ -663,7 +666,10 @@ mod tests {
             ..tw_table_options::zero()
         };
         let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
-        assert_eq!(&table_spec("t", &options, None).unwrap(), builder.spec());
+        assert_eq!(
+            &table_spec("t", &options, PartitionLists::default()).unwrap(),
+            builder.spec()
+        );
         let adjusted = tw_table_options {
             optimizer: tw_optimizer::TW_ADAGRAD as i32,
             hyper: [0.1, 1e-8, 0.0, 0.0],
@@ -681,20 +687,29 @@ mod tests {
             .initial_accumulator(0.5)
             .redo(true)
             .durability(Durability::Warm);
-        assert_eq!(&table_spec("t", &adjusted, None).unwrap(), builder.spec());
+        assert_eq!(
+            &table_spec("t", &adjusted, PartitionLists::default()).unwrap(),
+            builder.spec()
+        );
         let adamw = tw_table_options {
             optimizer: tw_optimizer::TW_ADAMW as i32,
             hyper: [0.1, 0.9, 0.99, 1e-8],
             weight_decay: 0.01,
             ..options
         };
-        let made = table_spec("t", &adamw, None).unwrap();
+        let made = table_spec("t", &adamw, PartitionLists::default()).unwrap();
         assert!(made.gradient.is_none());
         let decay = made.optimizer.parameters()[4];
         assert_eq!((decay.name, decay.value), ("weight_decay", 0.01));
-        let placed = table_spec("t", &options, Some(&[0, 0, 1])).unwrap();
-        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
-        assert_eq!(&placed, builder.partition_servers(&[0, 0, 1]).spec());
+        let lists = PartitionLists {
+            servers: Some(&[0, 0, 1]),
+            starts: Some(&[0, 8, 16]),
+        };
+        let placed = table_spec("t", &options, lists).unwrap();
+        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3)
+            .partition_servers(&[0, 0, 1])
+            .partition_starts(&[0, 8, 16]);
+        assert_eq!(&placed, builder.spec());
         let given = |code: tw_optimizer, hyper| {
             let optimizer = code as i32;
             let options = tw_table_options {
@@ -702,7 +717,9 @@ mod tests {
                 hyper,
                 ..options
             };
-            table_spec("t", &options, None).unwrap().optimizer
+            table_spec("t", &options, PartitionLists::default())
+                .unwrap()
+                .optimizer
         };
         assert_eq!(
             given(tw_optimizer::TW_ADADELTA, [0.5, 0.9, 1e-6, 0.0]),
@@ -726,7 +743,7 @@ mod tests {
         );
         let odd = tw_table_options { kind: 1, ..options };
         assert!(
-            table_spec("t", &odd, None)
+            table_spec("t", &odd, PartitionLists::default())
                 .unwrap_err()
                 .text
                 .contains("TW_SPARSE")

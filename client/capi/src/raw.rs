@@ -295,28 +295,62 @@ pub(crate) unsafe fn array_mut<'a, T: Element>(
     Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
 }
 
-/// Returns the servers of a table's partitions; `None` if the options have a null list without entries.
+/// Lists of a table's options, with an entry for each partition; `None` where the options have a null list without
+/// entries.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PartitionLists<'a> {
+    pub(crate) servers: Option<&'a [u32]>,
+    pub(crate) starts: Option<&'a [u64]>,
+}
+
+/// Returns the lists of a table's partitions.
 ///
 /// # Safety
-/// The list of `partition_server_count` numbers, if it is not null, is readable and unchanged for `'a`.
-pub(crate) unsafe fn partition_servers<'a>(
+/// Each list that is not null, of as many numbers as its count says, is readable and unchanged for `'a`.
+pub(crate) unsafe fn partition_lists<'a>(
     options: &tw_table_options,
-) -> Result<Option<&'a [u32]>, Failure> {
-    let (servers, count) = (options.partition_servers, options.partition_server_count);
-    if servers.is_null() && count == 0 {
+) -> Result<PartitionLists<'a>, Failure> {
+    let (servers, starts) = (options.partition_servers, options.partition_starts);
+    let count = options.partition_start_count;
+    // SAFETY: the same contract.
+    let servers = unsafe {
+        partition_list(
+            servers,
+            options.partition_server_count,
+            "partition_servers",
+            "partition_server_count",
+        )
+    }?;
+    // SAFETY: the same contract.
+    let starts =
+        unsafe { partition_list(starts, count, "partition_starts", "partition_start_count") }?;
+    Ok(PartitionLists { servers, starts })
+}
+
+/// Returns one list of a table's partitions.
+///
+/// # Safety
+/// The list of `count` numbers, if it is not null, is readable and unchanged for `'a`.
+unsafe fn partition_list<'a, T>(
+    list: *const T,
+    count: usize,
+    name: &str,
+    count_name: &str,
+) -> Result<Option<&'a [T]>, Failure> {
+    if list.is_null() && count == 0 {
         return Ok(None);
     }
     if count > PARTITIONS_MAX as usize {
         return Err(Failure::argument(format_args!(
-            "partition_server_count is {count}; a table has at most {PARTITIONS_MAX} partitions"
+            "{count_name} is {count}; a table has at most {PARTITIONS_MAX} partitions"
         )));
     }
-    check_array(servers, count, "partition_servers")?;
+    check_array(list, count, name)?;
     if count == 0 {
         return Ok(Some(&[]));
     }
     // SAFETY: not null, aligned, of a possible size; readable and unchanged, as the caller promises.
-    Ok(Some(unsafe { slice::from_raw_parts(servers, count) }))
+    Ok(Some(unsafe { slice::from_raw_parts(list, count) }))
 }
 
 /// Returns the keys of rows.

@@ -443,6 +443,12 @@ pub struct tw_table_options {
     pub partition_servers: *const u32,
     /// Entries of `partition_servers`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
     pub partition_server_count: usize,
+    /// First row (TW_ROWS) or element (TW_RANGE: a multiple of the elements of a block) of each partition, ascending
+    /// from 0. Null: near-equal partitions. With `partitions` 0 the list has one entry for each partition. Read during
+    /// the call.
+    pub partition_starts: *const u64,
+    /// Entries of `partition_starts`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
+    pub partition_start_count: usize,
 }
 
 /// What a table is.
@@ -551,7 +557,8 @@ pub struct tw_push_options {
 pub struct tw_function_options {
     /// sizeof(tw_function_options), set by the caller.
     pub size: usize,
-    /// Tables of x, y and z: of the target's element type, shape, block size, number of partitions and partition_servers.
+    /// Tables of x, y and z: of the target's element type, shape, block size, number of partitions, partition_servers
+    /// and partition_starts.
     /// A sparse table is only combined with itself. None: x is the target.
     pub inputs: *const tw_table,
     /// Number of inputs, at most 3.

@@ -80,6 +80,7 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_table_options, redo), 168);
     assert_eq!(offset_of!(tw_table_options, versions), 164);
     assert_eq!(offset_of!(tw_table_options, partition_servers), 184);
+    assert_eq!(offset_of!(tw_table_options, partition_starts), 200);
     assert_eq!(size_of::<tw_group_range>(), 40);
     assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
     assert_eq!(offset_of!(tw_pull_options, pulled), 24);

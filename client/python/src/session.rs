@@ -273,7 +273,7 @@ impl Session {
         effect="immediate", domain=0, partitions=0, block_bytes=16384, snapshot=false,
         allow_not_finite=false, weight_decay=0.0, clip_value=None, clip_norm=None,
         initial_accumulator=0.0, by_staleness=false, redo=false, versions=2, expire_after=0,
-        admit_after=0, durability="none", partition_servers=None))]
+        admit_after=0, durability="none", partition_servers=None, partition_starts=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn table(
         me: &Bound<'_, Self>,
@@ -302,6 +302,7 @@ impl Session {
         admit_after: u8,
         durability: &str,
         partition_servers: Option<Vec<u32>>,
+        partition_starts: Option<Vec<u64>>,
     ) -> PyResult<Table> {
         let dense = |layout| Shape::Dense { rows, cols, layout };
         let blocks = DenseLayout::Blocks {
@@ -345,6 +346,7 @@ impl Session {
             durability: options::durability(durability)?,
             partition_servers: partition_servers
                 .map(|servers| servers.into_iter().map(ServerId).collect()),
+            partition_starts: partition_starts.map(Into::into),
         };
         let (made, spec) = me.get().with(me.py(), |client| {
             let made = AnyTable::create(client, &spec)?;

@@ -243,6 +243,18 @@ impl Table {
         Ok(owners.iter().map(|owner| owner.server.0).collect())
     }
 
+    /// First row or element of each partition; None for a sparse table.
+    #[getter]
+    fn partition_starts(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+        if matches!(self.spec.shape, Shape::Sparse { .. }) {
+            return Ok(None);
+        }
+        let any = self.any;
+        let session = self.session(py);
+        let ranges = session.get().with(py, |client| any.partition_ranges(client))?;
+        Ok(Some(ranges.into_iter().map(|range| range.start).collect()))
+    }
+
     #[getter]
     fn kind(&self) -> &'static str {
         match (&self.spec.shape, self.is_ranges()) {

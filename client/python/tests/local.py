@@ -41,6 +41,27 @@ def placed():
             "w", "range", dtype=np.float64, cols=1, rows=9000, partition_servers=[0, 0, 1, 1]))
 
 
+def cut():
+    """Partitions begin where the list says; lists that cannot be are refused."""
+    with tidewater.local(servers=2) as s:
+        t = s.table("w", "rows", dtype=np.float64, cols=2, rows=9, partition_servers=[1, 0], partition_starts=[0, 7])
+        assert (t.partitions, t.partition_servers, t.partition_starts) == (2, [1, 0], [0, 7])
+        t.push(np.arange(18.0).reshape(9, 2), range(9)).wait()
+        assert t.pull(range(9)).reshape(-1).tolist() == list(range(18))
+        even = s.table("v", "range", dtype=np.float64, cols=1, rows=2048, block_bytes=4096, partitions=2)
+        assert even.partition_starts == [0, 1024]
+        sparse = s.table("u", "sparse", dtype=np.float64, cols=1)
+        assert sparse.partition_starts is None
+        for words, given in (("empty list", []), ("partition 0 at 1", [1, 2]), ("partition 2 at 4", [0, 4, 4]),
+                             ("partition 1 at 9", [0, 9])):
+            raises(Exception, words, lambda given=given: s.table(
+                "x", "rows", dtype=np.float64, cols=1, rows=9, partition_starts=given))
+        raises(Exception, "inside a block", lambda: s.table(
+            "x", "range", dtype=np.float64, cols=1, rows=9000, block_bytes=4096, partition_starts=[0, 1000]))
+        raises(Exception, "partition 1 at 7, asked for 6", lambda: s.table(
+            "w", "rows", dtype=np.float64, cols=2, rows=9, partition_servers=[1, 0], partition_starts=[0, 6]))
+
+
 def server_threads():
     """Names of the threads of coordinator and servers."""
     names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
@@ -82,6 +103,7 @@ assert ended(), server_threads()
 raises(KeyError, "the program's own", failing)
 assert ended(), server_threads()
 placed()
+cut()
 ten_lines()  # a process may have one after another
 refused("TIDEWATER_JOB names a job", TIDEWATER_JOB="/nowhere")
 refused("process 1 of 4 of Open MPI", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_LOCAL_RANK="1")

@@ -274,6 +274,8 @@ mutants! {
     AppliersByPartition = "appliers-by-partition";
     /// The coordinator places the partitions of a table in turn although its definition lists their servers.
     PartitionServersIgnored = "partition-servers-ignored";
+    /// Dense tables are cut into equal partitions although their definition lists where these begin.
+    PartitionStartsIgnored = "partition-starts-ignored";
     /// New hyper-parameters are sent to one applier of the table.
     SettingsToOneApplier = "settings-to-one-applier";
     /// Part of a late read that arrived in its caller's memory is lost when the caller stops waiting.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, PartitionId, ServerId};
+use crate::layout::dense::{BlockLayout, Ranges};
 use crate::layout::hash::mix64;
 use crate::limits::{PARTITION_ELEMENTS, PARTITIONS_DEFAULT, PARTITIONS_MAX};
 use crate::mutants::{Mutant, on};
@@ -16,13 +17,53 @@ pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
     PartitionId(((mixed as u128 * partitions as u128) >> 64) as u32)
 }
 
+/// Returns the block geometry of a range table. `None` for other tables, and for one with more elements than
+/// `u64::MAX`, which no valid definition has.
+#[inline]
+pub const fn block_layout(spec: &TableSpec) -> Option<BlockLayout> {
+    let Shape::Dense {
+        rows,
+        cols,
+        layout: DenseLayout::Blocks { block_bytes, .. },
+    } = spec.shape
+    else {
+        return None;
+    };
+    let Some(elements) = rows.checked_mul(cols as u64) else {
+        return None;
+    };
+    Some(BlockLayout {
+        elements,
+        element_bytes: spec.dtype.size(),
+        block_bytes: block_bytes as usize,
+    })
+}
+
+/// Returns the partitions of a dense table as ranges of its rows, or of the blocks of a range table. `None` for a
+/// sparse table. The definition must be valid.
+#[inline]
+pub fn partition_ranges(spec: &TableSpec) -> Option<Ranges> {
+    let (count, unit) = match (block_layout(spec), spec.shape) {
+        (Some(layout), _) => (layout.blocks(), layout.block_elements()),
+        (None, Shape::Dense { rows, .. }) => (rows, 1),
+        (None, Shape::Sparse { .. }) => return None,
+    };
+    Some(match &spec.partition_starts {
+        Some(starts) if !on(Mutant::PartitionStartsIgnored) => {
+            Ranges::listed(count, starts.clone(), unit)
+        }
+        _ => Ranges::new(count, spec.partitions),
+    })
+}
+
 /// Number of partitions that the coordinator selects for a table with
 /// [`PARTITIONS_AUTO`](crate::limits::PARTITIONS_AUTO). `appliers[s]` is the number of appliers of server `s`.
 ///
 /// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense
 /// table up to eight for each applier. Fewer than eight for each applier are rounded up, so that all
 /// appliers own equally many. No partition of a dense table is empty. A table with
-/// [`TableSpec::partition_servers`] has a partition for each entry of that list instead.
+/// [`TableSpec::partition_servers`] or [`TableSpec::partition_starts`] has a partition for each entry of that list
+/// instead.
 pub fn default_partitions(spec: &TableSpec, appliers: &[u16]) -> u32 {
     if let Some(listed) = spec.listed_partitions() {
         return listed;
@@ -194,6 +235,7 @@ mod tests {
             versions: 2,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
         }
     }
 
@@ -258,6 +300,7 @@ mod tests {
         assert!(placement.follows(&listed));
         let in_turn = TableSpec {
             partition_servers: None,
+            partition_starts: None,
             ..listed.clone()
         };
         let by_turns = Placement::of_table(&in_turn, &appliers);

@@ -6,6 +6,7 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::ids::{DomainId, ServerId};
+pub use crate::layout::dense::PartitionStarts;
 use crate::limits::VERSIONS_DEFAULT;
 pub use optimizer::{GradientOptions, Optimizer};
 
@@ -269,6 +270,10 @@ pub struct TableSpec {
     /// applier within the server, in turn. Its length is the number of partitions.
     #[serde(default)]
     pub partition_servers: Option<Vec<ServerId>>,
+    /// First row (tables by rows) or element (range tables: a multiple of the elements of a block) of each partition of
+    /// a dense table, ascending from 0; `None` for near-equal partitions. Its length is the number of partitions.
+    #[serde(default)]
+    pub partition_starts: Option<PartitionStarts>,
 }
 
 /// Which parts of a table survive the end of a server process, nothing or everything: see `docs/GUARANTEES.md`.
@@ -317,7 +322,8 @@ impl Serialize for TableSpec {
         let versions = binary || self.versions != VERSIONS_DEFAULT;
         let durability = binary || self.durability != Durability::None;
         let servers = binary || self.partition_servers.is_some();
-        let options = [gradient, redo, keys, versions, durability, servers];
+        let starts = binary || self.partition_starts.is_some();
+        let options = [gradient, redo, keys, versions, durability, servers, starts];
         let fields = 10 + options.into_iter().filter(|given| *given).count();
         let mut spec = serializer.serialize_struct("TableSpec", fields)?;
         spec.serialize_field("name", &self.name)?;
@@ -360,6 +366,11 @@ impl Serialize for TableSpec {
         } else {
             spec.skip_field("partition_servers")?;
         }
+        if starts {
+            spec.serialize_field("partition_starts", &self.partition_starts)?;
+        } else {
+            spec.skip_field("partition_starts")?;
+        }
         spec.end()
     }
 }
@@ -378,6 +389,14 @@ impl TableSpec {
     /// complete a store that was cut. True by `redo`, or by [`Durability::Warm`].
     pub const fn keeps_redo(&self) -> bool {
         self.redo || matches!(self.durability, Durability::Warm)
+    }
+
+    /// Whether the partitions of `other`'s elements are those of this table: equal shape, number of partitions, their
+    /// servers and starts. Elements of one index then lie on one applier.
+    pub fn is_placed_like(&self, other: &Self) -> bool {
+        (self.shape, self.partitions) == (other.shape, other.partitions)
+            && self.partition_servers == other.partition_servers
+            && self.partition_starts == other.partition_starts
     }
 
     /// Returns the number of elements of one row.

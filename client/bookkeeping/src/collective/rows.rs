@@ -78,6 +78,7 @@ impl RowsOf {
             versions: 2,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
             init: Init::Zeros,
             seed: 0,
             effect: Apply::Immediate,

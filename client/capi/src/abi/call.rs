@@ -47,8 +47,8 @@ pub unsafe extern "C" fn tw_table_create_start(
         // SAFETY: the contract of the module.
         let name = unsafe { raw::text(options.name, "name") }?;
         // SAFETY: the contract of the module.
-        let servers = unsafe { raw::partition_servers(&options) }?;
-        let spec = convert::table_spec(name, &options, servers)?;
+        let lists = unsafe { raw::partition_lists(&options) }?;
+        let spec = convert::table_spec(name, &options, lists)?;
         let start = |open: &mut Open| {
             let call = open.client.start_create_table(&spec)?;
             let dtype = Some(spec.dtype);

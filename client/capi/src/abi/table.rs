@@ -30,8 +30,8 @@ pub unsafe extern "C" fn tw_table_create(
         // SAFETY: the contract of the module.
         let name = unsafe { raw::text(options.name, "name") }?;
         // SAFETY: the contract of the module.
-        let servers = unsafe { raw::partition_servers(&options) }?;
-        let spec = convert::table_spec(name, &options, servers)?;
+        let lists = unsafe { raw::partition_lists(&options) }?;
+        let spec = convert::table_spec(name, &options, lists)?;
         *table = session.with(|open| {
             let made = AnyTable::create(&mut open.client, &spec)?;
             open.tables.add(made)

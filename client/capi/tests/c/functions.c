@@ -94,6 +94,36 @@ static void places_partitions(tw_session *session)
     CHECK(tw_table_release(session, &table) == TW_OK);
 }
 
+/* Partitions begin where the list says; wrong lists are refused. */
+static void cuts_partitions(tw_session *session)
+{
+    uint64_t starts[] = {0, 512, 1001};
+    tw_table_options options = {.size = sizeof options};
+    tw_table_info info = {.size = sizeof info};
+    tw_table table;
+    double sum;
+    options.name = "cut";
+    options.dtype = TW_F64;
+    options.kind = TW_RANGE;
+    options.rows = ELEMENTS;
+    options.cols = 1;
+    options.block_bytes = 4096;
+    options.partition_starts = starts;
+    options.partition_start_count = 3;
+    CHECK(tw_table_create(session, &options, &table) == TW_ERR_ARGUMENT);
+    CHECK(strstr(tw_last_error(), "element 1001, inside a block") != NULL);
+    starts[2] = 512;
+    CHECK(tw_table_create(session, &options, &table) == TW_ERR_ARGUMENT);
+    CHECK(strstr(tw_last_error(), "partition 2 at 512") != NULL);
+    options.partition_start_count = 2;
+    CHECK(tw_table_create(session, &options, &table) == TW_OK);
+    CHECK(tw_table_describe(session, table, &info) == TW_OK && info.partitions == 2);
+    CHECK(tw_update(session, table, "index", NULL, NULL) == TW_OK);
+    CHECK(tw_reduce(session, table, "x", TW_REDUCE_SUM, NULL, &sum, NULL, NULL) == TW_OK);
+    CHECK(sum == (double)ELEMENTS * (ELEMENTS - 1) / 2);
+    CHECK(tw_table_release(session, &table) == TW_OK);
+}
+
 /* The function of client/tidewater/examples/functions.rs. */
 static void calls_by_name(tw_session *session, tw_table x)
 {
@@ -267,6 +297,7 @@ int main(int argc, char **argv)
     merges_and_schedules(session);
     keys_of_a_table(session);
     places_partitions(session);
+    cuts_partitions(session);
     vectors(session);
     CHECK(tw_finish(session) == TW_OK);
     CHECK(tw_session_free(&session) == TW_OK);

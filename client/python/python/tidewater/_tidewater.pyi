@@ -154,6 +154,7 @@ class Session:
         admit_after: int = 0,
         durability: Literal["none", "warm"] = "none",
         partition_servers: Optional[Sequence[int]] = None,
+        partition_starts: Optional[Sequence[int]] = None,
     ) -> Table:
         """Creates a table, or opens the equal one of that name.
 
@@ -172,8 +173,11 @@ class Session:
         `Table.partitions` has it. `redo` makes appliers write each result into a redo record first, for
         measurements. A table with `durability` "warm" outlives a server process where a holder
         keeps the memory; other servers refuse it. `partition_servers[p]` is the server that owns partition p, from 0;
-        its length is the number of partitions. Without it, partitions go to all servers in turn. An empty list,
-        another length than `partitions` or a server that is not there is an error, and no table is made.
+        its length is the number of partitions. Without it, partitions go to all servers in turn.
+        `partition_starts[p]` is the first row of partition p of a table of "rows", or its first element of a "range", a
+        multiple of the elements of a block, ascending from 0. Without it, partitions are near-equal. An empty list,
+        another length than `partitions`, a server that is not there or a start out of place is an error, and no table
+        is made.
         """
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
@@ -345,6 +349,9 @@ class Table:
     @property
     def partition_servers(self) -> List[int]:
         """Number of the server that owns each partition."""
+    @property
+    def partition_starts(self) -> Optional[List[int]]:
+        """First row ("rows") or element ("range") of each partition; None of a "sparse" table."""
     @property
     def dtype(self) -> np.dtype: ...
     @property

@@ -1,5 +1,6 @@
 //! Calls of a client on a table with an element type known at run time.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use tidewater_protocol::placement::Owner;
@@ -47,6 +48,14 @@ impl AnyTable {
     /// As [`Client::partition_owners`].
     pub fn partition_owners(self, client: &Client) -> Result<Vec<Owner>, ClientError> {
         with_table!(self, table => client.partition_owners(&table))
+    }
+
+    /// Rows or elements of each partition of a dense table, by partition number.
+    ///
+    /// # Errors
+    /// As [`Client::partition_ranges`].
+    pub fn partition_ranges(self, client: &Client) -> Result<Vec<Range<u64>>, ClientError> {
+        with_table!(self, table => client.partition_ranges(&table))
     }
 
     /// Opens an existing table by name, with element type `dtype`.

@@ -1,5 +1,7 @@
 //! Placement of a table's partitions by the user, and where they are.
 
+use std::ops::Range;
+
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::TableSpec;
 
@@ -7,7 +9,7 @@ use super::Client;
 use crate::error::ClientError;
 use crate::table::{Element, Table, TableBuilder};
 
-/// Decides which server owns each partition of a table. The client that creates the table calls it once, in its own
+/// Decides which server owns each partition of a table, and how a dense table is cut into partitions. The client that creates the table calls it once, in its own
 /// process, and sends the list: the coordinator and the servers run none of its code. Closures with these parameters
 /// implement it.
 ///
@@ -45,6 +47,14 @@ pub trait Partitioner {
     ///
     /// A list that is not valid is refused at creation.
     fn partition_servers(&self, spec: &TableSpec, appliers: &[u16]) -> Vec<u32>;
+
+    /// Returns the first row (tables by rows) or element (range tables) of each partition of a dense table, as many as
+    /// servers; see [`TableBuilder::partition_starts`]. `None`, which the default returns, for near-equal partitions.
+    /// Called after [`Partitioner::partition_servers`], with the same arguments.
+    fn partition_starts(&self, spec: &TableSpec, appliers: &[u16]) -> Option<Vec<u64>> {
+        let _ = (spec, appliers);
+        None
+    }
 }
 
 impl<F: Fn(&TableSpec, &[u16]) -> Vec<u32>> Partitioner for F {
@@ -54,15 +64,22 @@ impl<F: Fn(&TableSpec, &[u16]) -> Vec<u32>> Partitioner for F {
 }
 
 impl TableBuilder {
-    /// Sets the server of each partition to the list that `partitioner` returns for this definition and the servers
-    /// of `client`; see [`TableBuilder::partition_servers`]. Calls it at once: set other options before.
+    /// Sets the server of each partition, and where it begins, to the lists that `partitioner` returns for this
+    /// definition and the servers of `client`; see [`TableBuilder::partition_servers`] and
+    /// [`TableBuilder::partition_starts`]. Calls it at once: set other options before.
     ///
     /// # Examples
     /// See [`Partitioner`].
     #[must_use]
     pub fn partition_by(self, client: &Client, partitioner: &impl Partitioner) -> Self {
-        let servers = partitioner.partition_servers(self.spec(), &client.server_appliers());
-        self.partition_servers(&servers)
+        let appliers = client.server_appliers();
+        let servers = partitioner.partition_servers(self.spec(), &appliers);
+        let starts = partitioner.partition_starts(self.spec(), &appliers);
+        let placed = self.partition_servers(&servers);
+        match starts {
+            Some(starts) => placed.partition_starts(&starts),
+            None => placed,
+        }
     }
 }
 
@@ -85,6 +102,25 @@ impl Client {
             owner.unwrap_or_else(|| unreachable!("a table has a partition at lane {lane}"))
         };
         Ok(state.lanes_of_partitions().iter().map(owner).collect())
+    }
+
+    /// Rows (tables by rows) or elements (range tables) of each partition of a dense table, by partition number. Cost:
+    /// an allocation of 16 bytes for each partition.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a sparse table, whose keys are spread by a hash, for the handle of another client,
+    /// or of a released table.
+    ///
+    /// # Examples
+    /// See [`TableBuilder::partition_starts`].
+    pub fn partition_ranges<T: Element>(
+        &self,
+        table: &Table<T>,
+    ) -> Result<Vec<Range<u64>>, ClientError> {
+        let op = "partition_ranges";
+        let state = self.tables.find(op, table.named())?;
+        let sparse = || state.wrong(op, "a sparse table has no ranges of rows".into());
+        Ok(state.partition_bounds().ok_or_else(sparse)?.collect())
     }
 
     /// Number of appliers of each server of the job, by server number.

@@ -142,6 +142,7 @@ impl TableBuilder {
             versions: VERSIONS_DEFAULT,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
         })
     }
 
@@ -341,11 +342,10 @@ impl TableBuilder {
     /// Sets the server of each partition: `servers[p]` is the number of the server that owns partition `p`, from 0.
     /// The partitions of a server go to its appliers in turn. Without a list, partitions go to all servers in turn.
     ///
-    /// The length of the list is the number of partitions; [`TableBuilder::partitions`] can be left out. Partitions
-    /// keep their equal sizes: the keys of a sparse table are spread by a hash, rows and ranges are cut evenly. A
-    /// server with more partitions has more of the table. The list is part of the definition and of saved models: a
-    /// model loads on clusters that have all servers of its lists. The inputs of a function have the list of its
-    /// target.
+    /// The length of the list is the number of partitions; [`TableBuilder::partitions`] can be left out. The keys of a
+    /// sparse table are spread evenly by a hash; rows and ranges are cut evenly, or by
+    /// [`TableBuilder::partition_starts`]. The list is part of the definition and of saved models: a model loads on
+    /// clusters that have all servers of its lists. The inputs of a function have the list of its target.
     ///
     /// [`Client::create_table`](crate::Client::create_table) refuses an empty list, one with another length than the given number of partitions,
     /// and a server that does not exist.
@@ -370,6 +370,43 @@ impl TableBuilder {
     #[must_use]
     pub fn partition_servers(mut self, servers: &[u32]) -> Self {
         self.0.partition_servers = Some(servers.iter().copied().map(ServerId).collect());
+        self
+    }
+
+    /// Sets where each partition of a dense table begins: `starts[p]` is the first row of partition `p` (tables by
+    /// rows), or its first element (range tables: a multiple of the elements of a block, `block_bytes` by the bytes of
+    /// an element). The list begins with 0 and ascends; the last partition ends with the table. Without a list,
+    /// partitions are near-equal.
+    ///
+    /// The length of the list is the number of partitions; [`TableBuilder::partitions`] can be left out. With
+    /// [`TableBuilder::partition_servers`] each range is on the server of your choice. The list is part of the definition and of
+    /// saved models. Cost: a row's partition is found by a binary search of the list, in place of one multiplication.
+    ///
+    /// [`Client::create_table`](crate::Client::create_table) refuses an empty list, one for a sparse table, one with another length than the given
+    /// number of partitions, and a start that is not behind the one before it, not in the table, or inside a block.
+    ///
+    /// # Examples
+    /// ```
+    /// # use tidewater::{ClientError, JoinOptions, SyncMode, TableBuilder};
+    /// # fn main() -> Result<(), ClientError> {
+    /// # let job = JoinOptions::embedded(2, 1).join()?.into_job().expect("a worker");
+    /// # let mut client = job.client(SyncMode::Asp)?;
+    /// // The first 10 rows, which all workers use, are alone on server 1.
+    /// let spec = TableBuilder::rows::<f32>("w", 1000, 8)
+    ///     .partition_starts(&[0, 10, 500])
+    ///     .partition_servers(&[1, 0, 0]);
+    /// let table = client.create_table::<f32>(spec.spec())?;
+    /// assert_eq!(client.partition_ranges(&table)?, [0..10, 10..500, 500..1000]);
+    ///
+    /// let wrong = TableBuilder::rows::<f32>("v", 1000, 8).partition_starts(&[0, 500, 500]);
+    /// let refused = client.create_table::<f32>(wrong.spec()).unwrap_err();
+    /// assert!(refused.to_string().contains("partition 2 at 500"));
+    /// # client.finish()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn partition_starts(mut self, starts: &[u64]) -> Self {
+        self.0.partition_starts = Some(starts.to_vec().into());
         self
     }
 

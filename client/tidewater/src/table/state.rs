@@ -8,7 +8,7 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::dense::{BlockLayout, RangeIndex, Ranges};
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::row::{RowLayout, RowLocation};
-use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::placement::{block_layout, partition_of_key, partition_ranges};
 use tidewater_protocol::table::{DenseLayout, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
@@ -86,7 +86,9 @@ pub(crate) struct TableState {
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
-    /// Index from row number to partition, for a dense table with layout `rows`.
+    /// Partitions of a dense table, as ranges of its rows or blocks.
+    ranges: Option<Ranges>,
+    /// Index from row number to partition, for a dense table with layout `rows` and near-equal partitions.
     index: RangeIndex,
 }
 
@@ -101,33 +103,6 @@ fn remote(r: Remote) -> RemoteAddr {
 /// space.
 const fn holds(r: Remote, bytes: u64) -> bool {
     r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
-}
-
-/// Block geometry of a range table, and its partitions as ranges of blocks. `None` for other tables.
-fn blocks(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
-    let Shape::Dense {
-        rows,
-        cols,
-        layout: DenseLayout::Blocks { block_bytes, .. },
-    } = spec.shape
-    else {
-        return None;
-    };
-    let layout = BlockLayout {
-        elements: rows * u64::from(cols),
-        element_bytes: spec.dtype.size(),
-        block_bytes: block_bytes as usize,
-    };
-    Some((layout, Ranges::new(layout.blocks(), spec.partitions)))
-}
-
-/// Partitions of a dense table as ranges of its rows or blocks. `None` for a sparse table.
-fn dense_ranges(spec: &TableSpec) -> Option<Ranges> {
-    match (spec.shape, blocks(spec)) {
-        (_, Some((_, ranges))) => Some(ranges),
-        (Shape::Dense { rows, .. }, None) => Some(Ranges::new(rows, spec.partitions)),
-        (Shape::Sparse { .. }, None) => None,
-    }
 }
 
 impl TableState {
@@ -168,6 +143,7 @@ impl TableState {
         }
         let mut sparse = Vec::new();
         sparse.resize_with(lanes.len(), SparseLane::default);
+        let ranges = partition_ranges(&spec);
         Ok(Self {
             handle,
             id: info.id,
@@ -176,7 +152,8 @@ impl TableState {
             dense: vec![None; spec.partitions as usize],
             sparse,
             lane_of_partition,
-            index: RangeIndex::new(dense_ranges(&spec).unwrap_or(Ranges::new(0, 1))),
+            index: RangeIndex::new(ranges.as_ref().unwrap_or(&Ranges::new(0, 1))),
+            ranges,
             rule: spec.optimizer,
             spec,
         })
@@ -190,7 +167,6 @@ impl TableState {
         descriptor: &TableDescriptor,
         lanes: Range<usize>,
     ) -> Result<(), String> {
-        let ranges = dense_ranges(&self.spec);
         for part in &descriptor.parts {
             let lane = lanes.start + part.applier.0 as usize;
             let sparse = self.sparse.get_mut(lane).filter(|_| lanes.contains(&lane));
@@ -213,6 +189,7 @@ impl TableState {
                 let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else {
                     continue;
                 };
+                let ranges = self.ranges.as_ref();
                 *slot = Some(DensePart {
                     lane,
                     first: ranges.map_or(0, |r| r.start(p.partition.0)),
@@ -231,7 +208,7 @@ impl TableState {
     /// Whether the memory that a server describes for a partition is as large as its rows or blocks, versions and
     /// snapshots.
     fn holds_partition(&self, p: &PartitionDescriptor) -> bool {
-        let Some(ranges) = dense_ranges(&self.spec) else {
+        let Some(ranges) = &self.ranges else {
             return false;
         };
         let each = match self.blocks() {
@@ -257,7 +234,7 @@ impl TableState {
     #[cfg(test)]
     pub(crate) fn of_blocks(spec: &TableSpec) -> Self {
         let handle = super::opened::Tables::new().unwrap().next_handle().unwrap();
-        let ranges = dense_ranges(spec).unwrap();
+        let ranges = partition_ranges(spec).unwrap();
         let memory = RemoteAddr {
             key: tidewater_protocol::ids::RegionKey(1),
             addr: 0,
@@ -280,7 +257,8 @@ impl TableState {
             dense: (0..spec.partitions).map(|p| Some(part(p))).collect(),
             sparse: Vec::new(),
             lane_of_partition: vec![0; spec.partitions as usize],
-            index: RangeIndex::new(ranges),
+            index: RangeIndex::new(&ranges),
+            ranges: Some(ranges),
             rule: spec.optimizer,
             spec: spec.clone(),
         }
@@ -306,13 +284,21 @@ impl TableState {
     }
 
     /// Block geometry of a range table, and its partitions as ranges of blocks. `None` for other tables.
-    pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
-        blocks(&self.spec)
+    pub(crate) fn blocks(&self) -> Option<(BlockLayout, &Ranges)> {
+        block_layout(&self.spec).zip(self.ranges.as_ref())
     }
 
-    /// Partitions of a dense table with layout `rows` as ranges of rows. `None` for other tables.
-    pub(crate) fn row_ranges(&self) -> Option<Ranges> {
-        dense_ranges(&self.spec).filter(|_| !self.is_blocks())
+    /// Partitions of a dense table as ranges of elements (range tables) or rows, by partition number. `None` for a
+    /// sparse table.
+    pub(crate) fn partition_bounds(&self) -> Option<impl Iterator<Item = Range<u64>>> {
+        let ranges = self.ranges.as_ref()?;
+        // The last block may be short.
+        let (unit, end) = match block_layout(&self.spec) {
+            Some(layout) => (layout.block_elements(), layout.elements),
+            None => (1, ranges.count),
+        };
+        let start = move |p| (ranges.start(p) * unit).min(end);
+        Some((0..ranges.parts).map(move |p| start(p)..start(p + 1)))
     }
 
     /// Lane to the applier that owns a key (sparse) or row number (dense). `None` for a row past the end.
@@ -320,10 +306,10 @@ impl TableState {
     pub(crate) fn lane_of(&self, key: u64) -> Option<usize> {
         let partition = match self.spec.shape {
             Shape::Sparse { .. } => partition_of_key(key, self.spec.partitions),
-            Shape::Dense { rows, .. } if key < rows => {
-                let ranges = Ranges::new(rows, self.spec.partitions);
-                PartitionId(ranges.part_of(key))
-            }
+            Shape::Dense { rows, .. } if key < rows => match &self.ranges {
+                Some(ranges) => PartitionId(ranges.part_of(key)),
+                None => return None,
+            },
             Shape::Dense { .. } => return None,
         };
         self.lane_of_partition.get(partition.0 as usize).copied()
@@ -365,7 +351,11 @@ impl TableState {
         if row >= rows {
             return None;
         }
-        let mut partition = self.index.guess(row) as usize;
+        let ranges = self.ranges.as_ref()?;
+        let mut partition = match ranges.is_listed() {
+            true => ranges.part_of(row),
+            false => self.index.guess(row),
+        } as usize;
         let part = loop {
             let part = self.dense.get(partition)?.as_ref()?;
             // At most `GUESS_OFF_MAX` times: the guess is not past the row.
@@ -512,7 +502,8 @@ mod tests {
             }],
             dense: Vec::new(),
             lane_of_partition: Vec::new(),
-            index: RangeIndex::new(Ranges::new(0, 1)),
+            ranges: None,
+            index: RangeIndex::new(&Ranges::new(0, 1)),
             rule: spec.optimizer,
             spec,
         }

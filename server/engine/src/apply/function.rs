@@ -646,11 +646,9 @@ fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) ->
     RejectReason::NotFinite { row, key }
 }
 
-/// Whether elements of equal index of both tables lie on the same applier: they have the same shape, element
-/// type, number of partitions and servers of partitions.
+/// Whether both tables have one element type, and their elements of equal index lie on the same applier.
 fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
-    (a.shape, a.dtype, a.partitions) == (b.shape, b.dtype, b.partitions)
-        && a.partition_servers == b.partition_servers
+    a.dtype == b.dtype && a.is_placed_like(b)
 }
 
 impl<T: Element> Workspace<T> {

@@ -4,7 +4,7 @@
 
 use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
-use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::placement::{block_layout, partition_of_key, partition_ranges};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::engine::Engine;
@@ -42,11 +42,8 @@ impl RecordShape {
                 cols,
                 layout: DenseLayout::Rows,
             } => {
-                let ranges = Ranges::new(rows, parts);
-                (
-                    PartitionId((key < rows).then(|| ranges.part_of(key))?),
-                    cols as usize,
-                )
+                let ranges = partition_ranges(spec).filter(|_| key < rows)?;
+                (PartitionId(ranges.part_of(key)), cols as usize)
             }
             Shape::Dense {
                 layout: DenseLayout::Blocks { .. },
@@ -90,20 +87,7 @@ impl RecordShape {
 /// Returns the block layout of a range table, and the division of its blocks into partitions. `None` for
 /// another table or one without blocks.
 fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
-    let Shape::Dense {
-        rows,
-        cols,
-        layout: DenseLayout::Blocks { block_bytes, .. },
-    } = spec.shape
-    else {
-        return None;
-    };
-    let layout = BlockLayout {
-        elements: rows.checked_mul(u64::from(cols))?,
-        element_bytes: spec.dtype.size(),
-        block_bytes: block_bytes as usize,
-    };
-    let ranges = Ranges::new(layout.blocks(), spec.partitions);
+    let (layout, ranges) = block_layout(spec).zip(partition_ranges(spec))?;
     (ranges.count > 0).then_some((layout, ranges))
 }
 

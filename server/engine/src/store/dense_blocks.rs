@@ -31,6 +31,7 @@ use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::limits::VERSIONS_MAX;
+use tidewater_protocol::placement::partition_ranges;
 use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
 
 use super::StoreError;
@@ -99,6 +100,12 @@ pub struct DenseBlocks {
     cut: Option<Box<Cut>>,
 }
 
+/// Partitions of a range table, as ranges of its blocks. `sizes_of` has refused other tables.
+fn ranges_of(spec: &TableSpec) -> Ranges {
+    let ranges = partition_ranges(spec);
+    ranges.unwrap_or_else(|| unreachable!("range table {} has no ranges", spec.name))
+}
+
 impl DenseBlocks {
     /// Creates the share that owns `partitions`, with all of their blocks initialised. Cost: writes all of
     /// its memory, so it is called before the share is handed to its applier.
@@ -112,7 +119,7 @@ impl DenseBlocks {
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
         let (kernel, sizes) = sizes_of(spec)?;
-        let ranges = Ranges::new(sizes.layout.blocks(), spec.partitions);
+        let ranges = ranges_of(spec);
         let mine = sorted(spec, partitions);
         let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
         let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
@@ -159,7 +166,7 @@ impl DenseBlocks {
         place: BlocksKept,
     ) -> Result<Self, ResumeError> {
         let (kernel, sizes) = sizes_of(spec)?;
-        let ranges = Ranges::new(sizes.layout.blocks(), spec.partitions);
+        let ranges = ranges_of(spec);
         let owner = BlockOwner::of(shard_id, BlockKind::Dense, PartitionId(0));
         let ground = Ground::resume(memory, place)?;
         let mut parts = Vec::new();

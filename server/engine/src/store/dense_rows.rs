@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
+use tidewater_protocol::placement::partition_ranges;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
@@ -79,12 +80,14 @@ impl DenseRows {
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        let Shape::Dense {
-            rows: count,
-            layout: DenseLayout::Rows,
-            ..
-        } = spec.shape
-        else {
+        let by_rows = matches!(
+            spec.shape,
+            Shape::Dense {
+                layout: DenseLayout::Rows,
+                ..
+            }
+        );
+        let Some(ranges) = partition_ranges(spec).filter(|_| by_rows) else {
             return Err(ShardError::Shape {
                 table: spec.name.clone(),
                 what: "dense rows",
@@ -93,7 +96,6 @@ impl DenseRows {
             });
         };
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
-        let ranges = Ranges::new(count, spec.partitions);
         let mut shard = Self::empty(memory, spec, ranges, memory.salt(), rows);
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
             let owner = BlockOwner::of(shard_id, BlockKind::Dense, partition);
@@ -134,12 +136,11 @@ impl DenseRows {
         place: RowsKept,
     ) -> Result<Self, ResumeError> {
         let damaged = |what: String| ResumeError::Damaged { what };
-        let Shape::Dense { rows: count, .. } = spec.shape else {
+        let Some(ranges) = partition_ranges(spec) else {
             return Err(damaged(format!("table {} is not dense", spec.name)));
         };
         let rows =
             RowWriter::new(Arc::clone(memory), Arc::clone(spec)).map_err(ShardError::from)?;
-        let ranges = Ranges::new(count, spec.partitions);
         let mut shard = Self::empty(memory, spec, ranges, place.salt, rows);
         for (partition, payload, state) in place.slabs {
             let slab = Slab {
@@ -393,6 +394,7 @@ mod tests {
             versions: 2,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
         })
     }
 

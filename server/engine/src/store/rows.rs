@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::placement::{partition_of_key, partition_ranges};
 use tidewater_protocol::table::{PushOp, Shape, TableSpec};
 use tidewater_runtime::mem::versioned::RowHead;
 
@@ -394,7 +393,10 @@ impl RowWriter {
 fn partition_of(spec: &TableSpec, key: u64) -> u32 {
     match spec.shape {
         Shape::Sparse { .. } => partition_of_key(key, spec.partitions).0,
-        Shape::Dense { rows, .. } => Ranges::new(rows, spec.partitions).part_of(key),
+        Shape::Dense { .. } => match partition_ranges(spec) {
+            Some(ranges) => ranges.part_of(key),
+            None => unreachable!("table {} is dense and has no ranges", spec.name),
+        },
     }
 }
 

@@ -484,6 +484,7 @@ mod tests {
             versions: 2,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
         })
     }
 

@@ -177,6 +177,7 @@ pub fn specs() -> [TableSpec; 4] {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     };
     let adam = Optimizer::Adam {
         lr: 0.1,

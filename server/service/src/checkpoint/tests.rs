@@ -92,6 +92,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Ap
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

@@ -400,29 +400,44 @@ pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     }
     compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo keys versions
         durability);
-    fields.extend(servers_difference(have, want));
+    fields.extend(list_difference(
+        "partition_servers",
+        ("on", "server "),
+        have.partition_servers.as_deref(),
+        want.partition_servers.as_deref(),
+    ));
+    fields.extend(list_difference(
+        "partition_starts",
+        ("at", ""),
+        have.partition_starts.as_deref(),
+        want.partition_starts.as_deref(),
+    ));
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
 }
 
-/// Describes the first difference of two tables' partition servers; `None` if they agree.
-fn servers_difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
-    let (have, want) = match (&have.partition_servers, &want.partition_servers) {
+/// Describes the first difference of two lists with an entry for each partition, of the field `name`; `None` if they
+/// agree. A partition is `at` a `thing` with the entry's number.
+fn list_difference<T: PartialEq + std::fmt::Display>(
+    name: &str,
+    (at, thing): (&str, &str),
+    have: Option<&[T]>,
+    want: Option<&[T]>,
+) -> Option<String> {
+    let (have, want) = match (have, want) {
         (Some(have), Some(want)) => (have, want),
         (None, None) => return None,
-        (None, Some(_)) => return Some("partition_servers is None, asked for a list".into()),
-        (Some(_), None) => return Some("partition_servers is a list, asked for None".into()),
+        (None, Some(_)) => return Some(format!("{name} is None, asked for a list")),
+        (Some(_), None) => return Some(format!("{name} is a list, asked for None")),
     };
     let mut pairs = (0..).zip(have.iter().zip(want));
     match pairs.find(|(_, (have, want))| have != want) {
         Some((partition, (have, want))) => Some(format!(
-            "partition_servers has partition {partition} on server {have}, asked for server {want}"
+            "{name} has partition {partition} {at} {thing}{have}, asked for {thing}{want}"
         )),
         None if have.len() == want.len() => None,
         None => {
             let (have, want) = (have.len(), want.len());
-            Some(format!(
-                "partition_servers has {have} servers, asked for {want}"
-            ))
+            Some(format!("{name} has {have} entries, asked for {want}"))
         }
     }
 }

@@ -64,6 +64,7 @@ fn spec(name: &str) -> TableSpec {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

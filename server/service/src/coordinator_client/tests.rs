@@ -254,6 +254,8 @@ fn adopted_job_clocks_are_released_once() {
                 keys: KeyOptions::default(),
                 versions: 2,
                 durability: Durability::Warm,
+                partition_servers: None,
+                partition_starts: None,
             },
             placement: Placement(Vec::new()),
         },

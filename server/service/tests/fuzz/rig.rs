@@ -69,6 +69,7 @@ fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

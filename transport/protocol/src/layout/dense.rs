@@ -5,6 +5,11 @@
 //! u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a wrong tag.
 //! `docs/PROTOCOL.md` describes the protocol of the readers.
 
+use std::ops::Deref;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::hash::mix32;
 use super::{pack, unpack};
 
@@ -53,27 +58,86 @@ impl TaggedU32 {
     }
 }
 
-/// Partition of `count` items into `parts` contiguous, near-equal ranges: their sizes differ by at most one. Cuts a
-/// dense table's rows or blocks into partitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// First row (tables by rows) or element (range tables) of each partition of a dense table. Clones share the list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<u64>", into = "Vec<u64>")]
+pub struct PartitionStarts(Arc<[u64]>);
+
+impl From<Vec<u64>> for PartitionStarts {
+    fn from(starts: Vec<u64>) -> Self {
+        Self(starts.into())
+    }
+}
+
+impl From<PartitionStarts> for Vec<u64> {
+    fn from(starts: PartitionStarts) -> Self {
+        starts.0.to_vec()
+    }
+}
+
+impl Deref for PartitionStarts {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+/// Partition of `count` items into `parts` contiguous ranges. Cuts a dense table's rows or blocks into partitions. The
+/// sizes of the ranges differ by at most one, unless a list gives their starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranges {
     /// Number of items to cut.
     pub count: u64,
     /// Number of ranges, at least 1.
     pub parts: u32,
+    /// Starts of the ranges, if they are not near-equal.
+    listed: Option<Listed>,
+}
+
+/// Starts of ranges in elements, of which each item has `unit`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Listed {
+    starts: PartitionStarts,
+    unit: u64,
 }
 
 impl Ranges {
-    /// Divides `count` items into `parts` ranges; 0 ranges count as 1.
+    /// Divides `count` items into `parts` near-equal ranges; 0 ranges count as 1.
     #[inline]
     pub const fn new(count: u64, parts: u32) -> Self {
         let parts = if parts == 0 { 1 } else { parts };
-        Self { count, parts }
+        Self {
+            count,
+            parts,
+            listed: None,
+        }
+    }
+
+    /// Divides `count` items of `unit` elements each into ranges that begin at the elements `starts`. The list must
+    /// begin with 0, ascend strictly, hold multiples of `unit` only and end before `count * unit`.
+    /// `TableSpec::validate` checks that.
+    pub fn listed(count: u64, starts: PartitionStarts, unit: u64) -> Self {
+        Self {
+            count,
+            parts: starts.len() as u32,
+            listed: Some(Listed { starts, unit }),
+        }
+    }
+
+    /// Whether a list gives the starts of the ranges.
+    #[inline]
+    pub const fn is_listed(&self) -> bool {
+        self.listed.is_some()
     }
 
     /// Returns the index of the first item of range `part`, which is at most `parts`; `part == parts` gives `count`.
     #[inline]
-    pub const fn start(&self, part: u32) -> u64 {
+    pub fn start(&self, part: u32) -> u64 {
+        if let Some(listed) = &self.listed {
+            let start = listed.starts.get(part as usize);
+            return start.map_or(self.count, |start| start / listed.unit);
+        }
         match self.count.checked_mul(part as u64) {
             Some(product) => product / self.parts as u64,
             None => ((self.count as u128 * part as u128) / self.parts as u128) as u64,
@@ -83,7 +147,7 @@ impl Ranges {
     /// Returns the number of items in range `part`, which must be below `parts`. 0 if there are fewer items than ranges
     /// and this one is empty.
     #[inline]
-    pub const fn len(&self, part: u32) -> u64 {
+    pub fn len(&self, part: u32) -> u64 {
         self.start(part + 1) - self.start(part)
     }
 
@@ -93,9 +157,13 @@ impl Ranges {
     }
 
     /// Returns the number of the range that holds item `thing`. It must be below `count`; without items the call
-    /// panics.
+    /// panics. Cost: a division, or a binary search of the list.
     #[inline]
-    pub const fn part_of(&self, thing: u64) -> u32 {
+    pub fn part_of(&self, thing: u64) -> u32 {
+        if let Some(Listed { starts, unit }) = &self.listed {
+            let first = thing * unit;
+            return (starts.partition_point(|&start| start <= first) - 1) as u32;
+        }
         // The largest p with floor(count p / parts) <= thing. Most tables are small enough for the
         // short division, which is several times as fast.
         match (thing + 1).checked_mul(self.parts as u64) {
@@ -119,8 +187,8 @@ impl RangeIndex {
     /// Maximum number of ranges by which [`Self::guess`] is below the right range. It is never above it.
     pub const GUESS_OFF_MAX: u32 = 2;
 
-    /// Precomputes the division of `ranges`. If there are no items, each guess is range 0.
-    pub const fn new(ranges: Ranges) -> Self {
+    /// Precomputes the division of near-equal `ranges`. If there are no items, each guess is range 0.
+    pub const fn new(ranges: &Ranges) -> Self {
         let (count, parts) = (ranges.count, ranges.parts as u64);
         if count == 0 {
             return Self {
@@ -221,8 +289,31 @@ mod tests {
             prop_assert!(r.len(p) >= count / u64::from(parts));
             prop_assert!(r.len(p) <= count / u64::from(parts) + 1);
             prop_assert_eq!(r.start(parts), count);
-            let guess = RangeIndex::new(r).guess(thing);
+            let guess = RangeIndex::new(&r).guess(thing);
             prop_assert!(guess <= p && p - guess <= RangeIndex::GUESS_OFF_MAX, "{} for {}", guess, p);
+        }
+
+        /// Each item is in the last range that begins at it or before, whatever the starts.
+        #[test]
+        fn listed_ranges_are_a_partition(
+            sizes in proptest::collection::vec(1u64..1000, 1..50), unit in 1u64..5, rest in 0u64..5,
+        ) {
+            let mut starts = vec![0];
+            for size in &sizes {
+                starts.push(starts[starts.len() - 1] + size * unit);
+            }
+            let end = starts.pop().unwrap() + rest.min(unit - 1);
+            let count = end.div_ceil(unit);
+            let r = Ranges::listed(count, starts.clone().into(), unit);
+            prop_assert_eq!((r.parts as usize, r.start(r.parts)), (sizes.len(), count));
+            for (p, &start) in (0..).zip(&starts) {
+                prop_assert_eq!(r.start(p), start / unit);
+                for item in [r.start(p), r.start(p + 1) - 1] {
+                    prop_assert_eq!(r.part_of(item), p);
+                }
+            }
+            let all: u64 = (0..r.parts).map(|p| r.len(p)).sum();
+            prop_assert_eq!(all, count);
         }
 
         #[test]

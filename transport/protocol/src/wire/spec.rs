@@ -6,6 +6,7 @@ use crate::limits::{
     PARTITIONS_DEFAULT, PARTITIONS_MAX, ROW_BYTES_MAX, ROW_DIM_MAX, SERVERS_MAX,
     TABLE_NAME_BYTES_MAX, VERSIONS_DEFAULT, VERSIONS_MAX,
 };
+use crate::placement::block_layout;
 use crate::table::optimizer::Parameter;
 use crate::table::{
     Apply, DType, DenseLayout, Durability, Init, KeyOptions, Optimizer, Shape, TableSpec,
@@ -182,6 +183,56 @@ pub enum SpecError {
         /// Largest valid number of a server.
         last: u32,
     },
+    /// The list of the partitions' starts has another length than the number of partitions.
+    #[error(
+        "partition_starts has {given} starts for {partitions} partitions: give the first row or element of each \
+         partition, or leave one of the two out"
+    )]
+    PartitionStarts {
+        /// Length of the list.
+        given: usize,
+        /// Number of partitions asked for.
+        partitions: u32,
+    },
+    /// The list of the partitions' starts is empty.
+    #[error(
+        "partition_starts is an empty list: give the first row or element of 1 to {PARTITIONS_MAX} partitions, or \
+         leave the list out"
+    )]
+    NoPartitionStarts,
+    /// The partitions of a sparse table have no first row.
+    #[error(
+        "partition_starts is set on a sparse table, whose keys are spread by a hash: use a dense table, or leave it out"
+    )]
+    StartsOfSparse,
+    /// A partition does not begin behind the one before it, or not in the table.
+    #[error(
+        "partition_starts begins partition {partition} at {start}: the first partition begins at 0, each other one \
+         behind the start before it, this one at {least} or above, and all below {end}, where the table ends"
+    )]
+    PartitionStart {
+        /// First partition with such a start.
+        partition: PartitionId,
+        /// Start of the partition in the list.
+        start: u64,
+        /// Least valid start of this partition.
+        least: u64,
+        /// Rows or elements of the table.
+        end: u64,
+    },
+    /// A partition of a range table begins inside a block.
+    #[error(
+        "partition_starts begins partition {partition} at element {start}, inside a block: give a multiple of the {unit} \
+         elements of a block"
+    )]
+    PartitionInBlock {
+        /// First partition with such a start.
+        partition: PartitionId,
+        /// Start of the partition in the list.
+        start: u64,
+        /// Elements of a block.
+        unit: u64,
+    },
 }
 
 impl TableSpec {
@@ -197,6 +248,10 @@ impl TableSpec {
         }
         if self.partition_servers.as_ref().is_some_and(Vec::is_empty) {
             return Err(SpecError::NoPartitionServers);
+        }
+        let starts = self.partition_starts.as_ref();
+        if starts.is_some_and(|starts| starts.is_empty()) {
+            return Err(SpecError::NoPartitionStarts);
         }
         if !(1..=ROW_DIM_MAX as usize).contains(&self.dim()) {
             return Err(SpecError::Dim {
@@ -219,13 +274,17 @@ impl TableSpec {
                 partitions: self.partitions,
             });
         }
-        self.validate_partition_servers()
+        self.validate_partition_servers()?;
+        self.validate_partition_starts()
     }
 
-    /// Number of partitions that the list of their servers has; `None` without a list. Saturates at `u32::MAX`.
+    /// Number of partitions that the list of their servers, or else that of their starts has; `None` without lists.
+    /// Saturates at `u32::MAX`.
     pub fn listed_partitions(&self) -> Option<u32> {
-        let listed = self.partition_servers.as_ref()?;
-        Some(u32::try_from(listed.len()).unwrap_or(u32::MAX))
+        let servers = self.partition_servers.as_ref().map(Vec::len);
+        let starts = || self.partition_starts.as_ref().map(|starts| starts.len());
+        let listed = servers.or_else(starts)?;
+        Some(u32::try_from(listed).unwrap_or(u32::MAX))
     }
 
     /// Checks that a cluster of `servers` servers has every server of [`TableSpec::partition_servers`].
@@ -245,6 +304,46 @@ impl TableSpec {
         }
     }
 
+    /// Checks that the starts of partitions are one for each, ascend from 0, are in the table, and at borders of blocks.
+    fn validate_partition_starts(&self) -> Result<(), SpecError> {
+        let Some(starts) = &self.partition_starts else {
+            return Ok(());
+        };
+        if starts.len() != self.partitions as usize {
+            return Err(SpecError::PartitionStarts {
+                given: starts.len(),
+                partitions: self.partitions,
+            });
+        }
+        let (end, unit) = match (block_layout(self), self.shape) {
+            (Some(layout), _) => (layout.elements, layout.block_elements()),
+            (None, Shape::Dense { rows, .. }) => (rows, 1),
+            (None, Shape::Sparse { .. }) => return Err(SpecError::StartsOfSparse),
+        };
+        let mut before = None;
+        for (partition, &start) in (0..).map(PartitionId).zip(starts.iter()) {
+            let least = before.map_or(0, |before| before + 1);
+            let is_behind = start >= least && start < end;
+            if !is_behind || (before.is_none() && start > 0) {
+                return Err(SpecError::PartitionStart {
+                    partition,
+                    start,
+                    least,
+                    end,
+                });
+            }
+            if !start.is_multiple_of(unit) {
+                return Err(SpecError::PartitionInBlock {
+                    partition,
+                    start,
+                    unit,
+                });
+            }
+            before = Some(start);
+        }
+        Ok(())
+    }
+
     fn validate_partition_servers(&self) -> Result<(), SpecError> {
         let Some(listed) = &self.partition_servers else {
             return Ok(());
@@ -259,8 +358,8 @@ impl TableSpec {
     }
 
     /// Checks a definition in a request to create a table: as [`TableSpec::validate`], but the number of
-    /// partitions may be [`PARTITIONS_AUTO`]: the length of `partition_servers`, or without that list for the
-    /// coordinator to select.
+    /// partitions may be [`PARTITIONS_AUTO`]: the length of `partition_servers` or `partition_starts`, or without these
+    /// lists for the coordinator to select.
     ///
     /// # Errors
     /// As [`TableSpec::validate`].

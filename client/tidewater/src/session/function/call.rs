@@ -344,14 +344,12 @@ impl Client {
         for input in args.inputs {
             let other = self.tables.find(op, input.named())?;
             let same = other.id == state.id;
-            let alike = (other.spec.shape, other.spec.partitions)
-                == (state.spec.shape, state.spec.partitions)
-                && other.spec.partition_servers == state.spec.partition_servers;
+            let alike = other.spec.is_placed_like(&state.spec);
             if !same && (!alike || state.is_sparse()) && !on(Mutant::FunctionInputsUnlike) {
                 let what = format!(
                     "input \"{}\" is not like it: elements of one index must lie together, so shape, \
-                     block size, number of partitions and partition_servers must be equal, and sparse \
-                     tables are not combined",
+                     block size, number of partitions, partition_servers and partition_starts must be equal, \
+                     and sparse tables are not combined",
                     other.name()
                 );
                 return Err(state.wrong(op, what));

@@ -28,13 +28,8 @@ fn per_frame(table: &TableState) -> u64 {
 /// Cuts `range` of a dense table (elements, or rows) into pieces, in their order. `None` if a partition has no known
 /// owner.
 pub(crate) fn dense_pieces(table: &TableState, range: Range<u64>) -> Option<Vec<FramePiece>> {
-    let (ranges, unit) = match table.blocks() {
-        Some((layout, ranges)) => (ranges, layout.block_elements()),
-        None => (table.row_ranges()?, 1),
-    };
     let mut pieces = Vec::new();
-    for partition in 0..ranges.parts {
-        let bounds = ranges.start(partition) * unit..ranges.start(partition + 1) * unit;
+    for (partition, bounds) in (0..).zip(table.partition_bounds()?) {
         let (first, end) = (bounds.start.max(range.start), bounds.end.min(range.end));
         if first < end {
             let lane = table.lane_of_partition(partition)?;

@@ -194,6 +194,7 @@ impl Rig {
             versions: 2,
             durability: Default::default(),
             partition_servers: None,
+            partition_starts: None,
         };
         let (shard_id, mine) = (
             ShardId::new(TableId(TABLE), 0),

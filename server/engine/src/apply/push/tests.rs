@@ -47,6 +47,7 @@ fn engine() -> Engine {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     });
     let mine = [PartitionId(0)].into_iter();
     let table = Table::new(

@@ -77,6 +77,7 @@ fn specs() -> Vec<TableSpec> {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     };
     kinds.into_iter().enumerate().map(spec).collect()
 }

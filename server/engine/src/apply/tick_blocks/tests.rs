@@ -48,6 +48,7 @@ fn spec() -> TableSpec {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

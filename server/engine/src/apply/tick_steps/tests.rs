@@ -55,6 +55,7 @@ fn engine_with(keys: KeyOptions) -> Engine {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     });
     let all = (0..2).map(PartitionId);
     let table = Table::new(

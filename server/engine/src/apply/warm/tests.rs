@@ -127,6 +127,7 @@ fn spec(id: u32, (optimizer, effect): (Optimizer, Apply)) -> TableSpec {
         versions: 2,
         durability: Durability::Warm,
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

@@ -53,6 +53,7 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 

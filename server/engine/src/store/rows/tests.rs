@@ -31,6 +31,7 @@ fn spec(dim: u32, optimizer: Optimizer, redo: bool) -> Arc<TableSpec> {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     })
 }
 

@@ -211,6 +211,7 @@ fn text_omits_options_not_set() {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     };
     let text = serde_json::to_string(&plain).unwrap();
     let old = r#"{"name":"w","shape":{"Sparse":{"dim":8}},"dtype":"F32","optimizer":{"AdaGrad":{"lr":0.1,"eps":1e-8}},"init":"Zeros","seed":1,"effect":"Immediate","finite_check":true,"domain":0,"partitions":4}"#;
@@ -232,6 +233,14 @@ fn text_omits_options_not_set() {
     let text = serde_json::to_string(&listed).unwrap();
     let with = "4,\"partition_servers\":[2,0,0,1]}";
     assert_eq!(text, old.replace("4}", with));
+    let cut = TableSpec {
+        partition_starts: Some(vec![0, 5, 6, 7].into()),
+        ..plain.clone()
+    };
+    let text = serde_json::to_string(&cut).unwrap();
+    let with_starts = "4,\"partition_starts\":[0,5,6,7]}";
+    assert_eq!(text, old.replace("4}", with_starts));
+    assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), cut);
     assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), listed);
     let recorded = TableSpec {
         redo: true,

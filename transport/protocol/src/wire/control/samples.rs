@@ -78,6 +78,18 @@ impl Gen {
                 },
             },
         };
+        let partition_starts = match shape {
+            Shape::Dense {
+                rows,
+                layout: DenseLayout::Rows,
+                ..
+            } if rows >= u64::from(partitions) => self.maybe(|_| {
+                let each = rows / u64::from(partitions);
+                let starts = (0..u64::from(partitions)).map(|p| p * each);
+                starts.collect::<Vec<_>>().into()
+            }),
+            _ => None,
+        };
         TableSpec {
             name: self.name(20),
             shape,
@@ -117,6 +129,7 @@ impl Gen {
             versions: 2,
             durability: Default::default(),
             partition_servers,
+            partition_starts,
         }
     }
 

@@ -23,6 +23,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         versions: 2,
         durability: Default::default(),
         partition_servers: None,
+        partition_starts: None,
     }
 }
 
@@ -456,4 +457,80 @@ fn warm_tables_have_state_that_outlives_a_process() {
         };
         assert_eq!(none.validate(), Ok(()), "{what}");
     }
+}
+
+/// The starts of partitions ascend from 0 in a dense table, at borders of blocks, and decide the number of partitions.
+#[test]
+fn partition_starts_ascend_within_the_table() {
+    let with = |shape, partitions, starts: &[u64]| TableSpec {
+        shape,
+        partitions,
+        partition_starts: Some(starts.to_vec().into()),
+        ..sparse(8)
+    };
+    let by_rows = Shape::Dense {
+        rows: 100,
+        cols: 8,
+        layout: DenseLayout::Rows,
+    };
+    // 800 elements of 4 bytes: a block has 1,024.
+    let by_range = |rows| Shape::Dense {
+        rows,
+        cols: 8,
+        layout: DenseLayout::Blocks {
+            block_bytes: 4096,
+            snapshot: false,
+        },
+    };
+    for right in [
+        with(by_rows, 0, &[0, 1, 99]),
+        with(by_rows, 2, &[0, 98]),
+        with(by_range(1_000), 0, &[0, 1_024, 7_168]),
+        with(by_range(1), 1, &[0]),
+    ] {
+        assert_eq!(right.validate_request(), Ok(()), "{right:?}");
+    }
+    let start = |partition, start, least, end| SpecError::PartitionStart {
+        partition: PartitionId(partition),
+        start,
+        least,
+        end,
+    };
+    let (given, partitions) = (2, 3);
+    for (shape, partitions, starts, wrong) in [
+        (by_rows, 0, &[][..], SpecError::NoPartitionStarts),
+        (
+            by_rows,
+            partitions,
+            &[0, 1],
+            SpecError::PartitionStarts { given, partitions },
+        ),
+        (by_rows, 0, &[1, 2], start(0, 1, 0, 100)),
+        (by_rows, 0, &[0, 5, 5], start(2, 5, 6, 100)),
+        (by_rows, 0, &[0, 7, 5], start(2, 5, 8, 100)),
+        (by_rows, 0, &[0, 100], start(1, 100, 1, 100)),
+        (by_rows, 0, &[0, u64::MAX], start(1, u64::MAX, 1, 100)),
+        (by_range(1_000), 0, &[0, 8_192], start(1, 8_192, 1, 8_000)),
+        (
+            by_range(1_000),
+            0,
+            &[0, 1_000],
+            SpecError::PartitionInBlock {
+                partition: PartitionId(1),
+                start: 1_000,
+                unit: 1_024,
+            },
+        ),
+        (Shape::Sparse { dim: 8 }, 0, &[0], SpecError::StartsOfSparse),
+    ] {
+        let wrong_spec = with(shape, partitions, starts);
+        assert_eq!(wrong_spec.validate_request(), Err(wrong), "{starts:?}");
+    }
+    let both = TableSpec {
+        partition_servers: Some(vec![ServerId(0); 2]),
+        ..with(by_rows, 0, &[0, 1, 99])
+    };
+    let (given, partitions) = (3, 2);
+    let differs = SpecError::PartitionStarts { given, partitions };
+    assert_eq!(both.validate_request(), Err(differs));
 }
