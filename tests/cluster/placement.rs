@@ -254,7 +254,10 @@ fn wrong_lists_are_refused_at_creation() {
             table().partitions(4).partition_servers(&[0, 1, 2]),
             "3 servers for 4 partitions",
         ),
-        (table().partition_servers(&[0; 5_000]), "5000 partitions"),
+        (
+            table().partition_servers(&vec![0; 5_000]),
+            "5000 partitions",
+        ),
         (
             table().partition_starts(&[]),
             "partition_starts is an empty list",

@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_zeros_but_for_what_is_needed_is_the_builders() {
+    fn lists_and_rules_are_the_builders() {
         let options = tw_table_options {
             dtype: tw_dtype::TW_F32 as i32,
             kind: tw_kind::TW_RANGE as i32,
@@ -665,42 +665,6 @@ mod tests {
             cols: 3,
             ..tw_table_options::zero()
         };
-        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
-        assert_eq!(
-            &table_spec("t", &options, PartitionLists::default()).unwrap(),
-            builder.spec()
-        );
-        let adjusted = tw_table_options {
-            optimizer: tw_optimizer::TW_ADAGRAD as i32,
-            hyper: [0.1, 1e-8, 0.0, 0.0],
-            weight_decay: 0.01,
-            clip_value: 2.0,
-            initial_accumulator: 0.5,
-            redo: 1,
-            durability: tw_durability::TW_WARM as i32,
-            ..options
-        };
-        let builder = builder
-            .optimizer(Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 })
-            .weight_decay(0.01)
-            .clip_value(2.0)
-            .initial_accumulator(0.5)
-            .redo(true)
-            .durability(Durability::Warm);
-        assert_eq!(
-            &table_spec("t", &adjusted, PartitionLists::default()).unwrap(),
-            builder.spec()
-        );
-        let adamw = tw_table_options {
-            optimizer: tw_optimizer::TW_ADAMW as i32,
-            hyper: [0.1, 0.9, 0.99, 1e-8],
-            weight_decay: 0.01,
-            ..options
-        };
-        let made = table_spec("t", &adamw, PartitionLists::default()).unwrap();
-        assert!(made.gradient.is_none());
-        let decay = made.optimizer.parameters()[4];
-        assert_eq!((decay.name, decay.value), ("weight_decay", 0.01));
         let lists = PartitionLists {
             servers: Some(&[0, 0, 1]),
             starts: Some(&[0, 8, 16]),
@@ -741,9 +705,51 @@ mod tests {
                 l1: 0.1
             }
         );
+    }
+
+    #[test]
+    fn a_table_of_zeros_but_for_what_is_needed_is_the_builders() {
+        let options = tw_table_options {
+            dtype: tw_dtype::TW_F32 as i32,
+            kind: tw_kind::TW_RANGE as i32,
+            rows: 7,
+            cols: 3,
+            ..tw_table_options::zero()
+        };
+        let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
+        let none = PartitionLists::default();
+        assert_eq!(&table_spec("t", &options, none).unwrap(), builder.spec());
+        let adjusted = tw_table_options {
+            optimizer: tw_optimizer::TW_ADAGRAD as i32,
+            hyper: [0.1, 1e-8, 0.0, 0.0],
+            weight_decay: 0.01,
+            clip_value: 2.0,
+            initial_accumulator: 0.5,
+            redo: 1,
+            durability: tw_durability::TW_WARM as i32,
+            ..options
+        };
+        let builder = builder
+            .optimizer(Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 })
+            .weight_decay(0.01)
+            .clip_value(2.0)
+            .initial_accumulator(0.5)
+            .redo(true)
+            .durability(Durability::Warm);
+        assert_eq!(&table_spec("t", &adjusted, none).unwrap(), builder.spec());
+        let adamw = tw_table_options {
+            optimizer: tw_optimizer::TW_ADAMW as i32,
+            hyper: [0.1, 0.9, 0.99, 1e-8],
+            weight_decay: 0.01,
+            ..options
+        };
+        let made = table_spec("t", &adamw, none).unwrap();
+        assert!(made.gradient.is_none());
+        let decay = made.optimizer.parameters()[4];
+        assert_eq!((decay.name, decay.value), ("weight_decay", 0.01));
         let odd = tw_table_options { kind: 1, ..options };
         assert!(
-            table_spec("t", &odd, PartitionLists::default())
+            table_spec("t", &odd, none)
                 .unwrap_err()
                 .text
                 .contains("TW_SPARSE")

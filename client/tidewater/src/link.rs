@@ -437,7 +437,7 @@ pub enum CoordinatorReply {
     /// Result of a release, a barrier, or a loaded function.
     Done,
     /// The table that was created or opened.
-    Table(TableInfo),
+    Table(Box<TableInfo>),
     /// Result of a save.
     Saved(Saved),
     /// Result of a load.
@@ -458,7 +458,7 @@ impl CoordinatorReply {
 
     pub(crate) fn table(self, op: &'static str) -> Result<TableInfo, ClientError> {
         match self {
-            Self::Table(table) => Ok(table),
+            Self::Table(table) => Ok(*table),
             _ => Err(unexpected(op)),
         }
     }
@@ -769,10 +769,10 @@ pub trait CoordinatorLink: Send {
     ) -> Result<BegunCall, ClientError> {
         let reply = match call {
             CoordinatorCall::CreateTable(spec) => {
-                CoordinatorReply::Table(self.create_table(spec, deadline)?)
+                CoordinatorReply::Table(Box::new(self.create_table(spec, deadline)?))
             }
             CoordinatorCall::OpenTable { name } => {
-                CoordinatorReply::Table(self.open_table(name, deadline)?)
+                CoordinatorReply::Table(Box::new(self.open_table(name, deadline)?))
             }
             CoordinatorCall::ReleaseTable(id) => {
                 self.release_table(*id, deadline)?;

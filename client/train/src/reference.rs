@@ -163,12 +163,8 @@ impl Cell {
                 *first = mu * *first + g;
                 *w -= lr * if nesterov { g + mu * *first } else { *first };
             }
-            Optimizer::AdaGrad { lr, eps } => {
-                *first += g * g;
-                *w -= lr as f32 * g / (first.sqrt() + eps as f32);
-            }
             // A row here has one element: its mean square is its square.
-            Optimizer::RowAdaGrad { lr, eps } => {
+            Optimizer::AdaGrad { lr, eps } | Optimizer::RowAdaGrad { lr, eps } => {
                 *first += g * g;
                 *w -= lr as f32 * g / (first.sqrt() + eps as f32);
             }
@@ -219,20 +215,21 @@ impl Cell {
                 beta,
                 l1,
                 l2,
-            } => {
-                let (alpha, beta, l1, l2) = (alpha as f32, beta as f32, l1 as f32, l2 as f32);
-                let (z, n) = (first, second);
-                let root = (*n + g * g).sqrt();
-                let sigma = (root - n.sqrt()) / alpha;
-                *z += g - sigma * *w;
-                *n += g * g;
-                *w = if z.abs() <= l1 {
-                    0.0
-                } else {
-                    -(*z - z.signum() * l1) / ((beta + root) / alpha + l2)
-                };
-            }
+            } => self.ftrl(g, [alpha, beta, l1, l2].map(|p| p as f32)),
         }
+    }
+
+    fn ftrl(&mut self, g: f32, [alpha, beta, l1, l2]: [f32; 4]) {
+        let [z, n, _] = &mut self.state;
+        let root = (*n + g * g).sqrt();
+        let sigma = (root - n.sqrt()) / alpha;
+        *z += g - sigma * self.weight;
+        *n += g * g;
+        self.weight = if z.abs() <= l1 {
+            0.0
+        } else {
+            -(*z - z.signum() * l1) / ((beta + root) / alpha + l2)
+        };
     }
 
     /// A step of Adam, or of its form with the largest second moment.

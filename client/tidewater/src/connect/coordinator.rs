@@ -607,7 +607,7 @@ impl CoordinatorLink for NetCoordinatorLink {
         };
         Ok(Some(match answer {
             CoordinatorAnswer::Done => CoordinatorReply::Done,
-            CoordinatorAnswer::Table(table) => CoordinatorReply::Table(table),
+            CoordinatorAnswer::Table(table) => CoordinatorReply::Table(Box::new(table)),
             CoordinatorAnswer::Saved {
                 tables: _,
                 rows,

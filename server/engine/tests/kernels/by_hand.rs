@@ -215,6 +215,11 @@ fn rules_that_make_no_sense_are_refused() {
         l1,
         l2,
     };
+    let momentum = |lr, mu| Optimizer::Momentum {
+        lr,
+        mu,
+        nesterov: false,
+    };
     let adadelta = |lr, rho, eps| Optimizer::AdaDelta { lr, rho, eps };
     let proximal_adagrad = |eps, l1| Optimizer::ProximalAdaGrad { lr: 0.1, eps, l1 };
     let cases = [
@@ -225,22 +230,8 @@ fn rules_that_make_no_sense_are_refused() {
         // Zero, infinite and one, once rounded to f32.
         (Optimizer::Sgd { lr: 1e-50 }, "lr"),
         (Optimizer::Sgd { lr: 1e50 }, "lr"),
-        (
-            Optimizer::Momentum {
-                lr: 0.1,
-                mu: 1.0 - 1e-9,
-                nesterov: false,
-            },
-            "mu",
-        ),
-        (
-            Optimizer::Momentum {
-                lr: 0.1,
-                mu: 1.0,
-                nesterov: false,
-            },
-            "mu",
-        ),
+        (momentum(0.1, 1.0 - 1e-9), "mu"),
+        (momentum(0.1, 1.0), "mu"),
         (Optimizer::AdaGrad { lr: 0.1, eps: 0.0 }, "eps"),
         (adam(0.1, 1.0, 0.9, 1e-8), "beta1"),
         (adam(0.1, 0.9, -0.1, 1e-8), "beta2"),
@@ -265,11 +256,7 @@ fn rules_that_make_no_sense_are_refused() {
         };
         assert_eq!(name, want, "{rule:?}");
     }
-    let fine = Optimizer::Momentum {
-        lr: 1e-50,
-        mu: 1.0 - 1e-9,
-        nesterov: true,
-    };
+    let fine = momentum(1e-50, 1.0 - 1e-9);
     assert!(RowKernel::new(&fine, DType::F64, 4).is_ok());
 }
 

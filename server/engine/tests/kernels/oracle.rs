@@ -146,9 +146,8 @@ macro_rules! oracle {
                         self.w[i] -= lr as $t * g / (n.sqrt() + eps as $t);
                     }
                     Optimizer::RmsProp { lr, decay, eps } => {
-                        let v = decay as $t * self.first[i] + (1.0 - decay) as $t * (g * g);
-                        self.first[i] = v;
-                        self.w[i] -= lr as $t * g / (v.sqrt() + eps as $t);
+                        self.first[i] = decay as $t * self.first[i] + (1.0 - decay) as $t * (g * g);
+                        self.w[i] -= lr as $t * g / (self.first[i].sqrt() + eps as $t);
                     }
                     Optimizer::Adam {
                         lr,
@@ -180,12 +179,7 @@ macro_rules! oracle {
                         self.w[i] -= self.change(m, self.third[i], lr, beta1, beta2, eps);
                     }
                     Optimizer::AdaDelta { lr, rho, eps } => {
-                        let (rho, eps, rest) = (rho as $t, eps as $t, (1.0 - rho) as $t);
-                        let n = rho * self.first[i] + rest * (g * g);
-                        let change = (self.second[i] + eps).sqrt() / (n + eps).sqrt() * g;
-                        self.second[i] = rho * self.second[i] + rest * (change * change);
-                        self.first[i] = n;
-                        self.w[i] -= lr as $t * change;
+                        self.w[i] -= lr as $t * self.adadelta(i, g, rho, eps as $t);
                     }
                     Optimizer::ProximalSgd { lr, l1 } => {
                         self.w[i] -= lr as $t * g;
@@ -202,20 +196,31 @@ macro_rules! oracle {
                         beta,
                         l1,
                         l2,
-                    } => {
-                        let n = self.second[i] + g * g;
-                        let sigma = (n.sqrt() - self.second[i].sqrt()) / alpha as $t;
-                        let z = self.first[i] + (self.factor as $t * g - sigma * self.w[i]);
-                        (self.first[i], self.second[i]) = (z, n);
-                        let sign: $t = if z < 0.0 { -1.0 } else { 1.0 };
-                        self.w[i] = if z.abs() <= l1 as $t {
-                            0.0
-                        } else {
-                            -(z - sign * l1 as $t)
-                                / ((beta as $t + n.sqrt()) / alpha as $t + l2 as $t)
-                        };
-                    }
+                    } => self.ftrl(i, g, [alpha, beta, l1, l2].map(|p| p as $t)),
                 }
+            }
+
+            /// Takes a gradient into the mean squares of AdaDelta, and returns the change at rate 1.
+            fn adadelta(&mut self, i: usize, g: $t, rho: f64, eps: $t) -> $t {
+                let (rho, rest) = (rho as $t, (1.0 - rho) as $t);
+                let n = rho * self.first[i] + rest * (g * g);
+                let change = (self.second[i] + eps).sqrt() / (n + eps).sqrt() * g;
+                self.second[i] = rho * self.second[i] + rest * (change * change);
+                self.first[i] = n;
+                change
+            }
+
+            fn ftrl(&mut self, i: usize, g: $t, [alpha, beta, l1, l2]: [$t; 4]) {
+                let n = self.second[i] + g * g;
+                let sigma = (n.sqrt() - self.second[i].sqrt()) / alpha;
+                let z = self.first[i] + (self.factor as $t * g - sigma * self.w[i]);
+                (self.first[i], self.second[i]) = (z, n);
+                let sign: $t = if z < 0.0 { -1.0 } else { 1.0 };
+                self.w[i] = if z.abs() <= l1 {
+                    0.0
+                } else {
+                    -(z - sign * l1) / ((beta + n.sqrt()) / alpha + l2)
+                };
             }
 
             /// Moves a parameter towards zero, and not past it.

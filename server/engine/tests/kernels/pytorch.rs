@@ -29,7 +29,7 @@ fn near(name: &str) -> f64 {
     }
 }
 
-/// Rule and options of a case.
+/// Rule and options of a case: its name is that of the rule, and of the option if there is one.
 fn case(name: &str) -> (Optimizer, GradientOptions) {
     let none = GradientOptions::default();
     let decay = GradientOptions {
@@ -48,71 +48,66 @@ fn case(name: &str) -> (Optimizer, GradientOptions) {
         clip_norm: Some(1.0),
         ..none
     };
-    let sgd = Optimizer::Sgd { lr: 0.1 };
+    match name {
+        "clip-value" => (rule("sgd"), value),
+        "clip-norm" => (rule("sgd"), norm),
+        _ => match name.rsplit_once('-') {
+            Some((name, "decay")) => (rule(name), decay),
+            Some((name, "first")) => (rule(name), first),
+            _ => (rule(name), none),
+        },
+    }
+}
+
+/// Rule of a name in the figures.
+fn rule(name: &str) -> Optimizer {
+    let (lr, beta1, beta2, eps) = (0.01, 0.9, 0.99, 1e-8);
     let momentum = |nesterov| Optimizer::Momentum {
         lr: 0.1,
         mu: 0.9,
         nesterov,
     };
-    let adagrad = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
-    let rmsprop = Optimizer::RmsProp {
-        lr: 0.01,
-        decay: 0.9,
-        eps: 1e-8,
-    };
-    let adadelta = Optimizer::AdaDelta {
-        lr: 0.5,
-        rho: 0.9,
-        eps: 1e-6,
-    };
-    let proximal_sgd = Optimizer::ProximalSgd { lr: 0.1, l1: 0.3 };
-    let proximal_adagrad = Optimizer::ProximalAdaGrad {
-        lr: 0.1,
-        eps: 1e-8,
-        l1: 0.3,
-    };
-    let (lr, beta1, beta2, eps) = (0.01, 0.9, 0.99, 1e-8);
-    let adam = Optimizer::Adam {
-        lr,
-        beta1,
-        beta2,
-        eps,
-    };
-    let amsgrad = Optimizer::AmsGrad {
-        lr,
-        beta1,
-        beta2,
-        eps,
-    };
-    let adamw = Optimizer::AdamW {
-        lr,
-        beta1,
-        beta2,
-        eps,
-        weight_decay: 0.1,
-    };
     match name {
-        "sgd" => (sgd, none),
-        "sgd-decay" => (sgd, decay),
-        "momentum" => (momentum(false), none),
-        "nesterov" => (momentum(true), none),
-        "adagrad" => (adagrad, none),
-        "adagrad-first" => (adagrad, first),
-        "rmsprop" => (rmsprop, none),
-        "rmsprop-decay" => (rmsprop, decay),
-        "adam" | "sparse-adam" => (adam, none),
-        "adam-decay" => (adam, decay),
-        "amsgrad" => (amsgrad, none),
-        "adamw" => (adamw, none),
-        "adadelta" => (adadelta, none),
-        "adadelta-decay" => (adadelta, decay),
-        "proximal-sgd" => (proximal_sgd, none),
-        "proximal-sgd-decay" => (proximal_sgd, decay),
-        "proximal-adagrad" => (proximal_adagrad, none),
-        "proximal-adagrad-first" => (proximal_adagrad, first),
-        "clip-value" => (sgd, value),
-        "clip-norm" => (sgd, norm),
-        other => panic!("the figures have a case {other} that is not here"),
+        "sgd" => Optimizer::Sgd { lr: 0.1 },
+        "momentum" => momentum(false),
+        "nesterov" => momentum(true),
+        "adagrad" => Optimizer::AdaGrad { lr: 0.1, eps },
+        "rmsprop" => Optimizer::RmsProp {
+            lr,
+            decay: 0.9,
+            eps,
+        },
+        "adam" | "sparse-adam" => Optimizer::Adam {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
+        "amsgrad" => Optimizer::AmsGrad {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
+        "adamw" => Optimizer::AdamW {
+            lr,
+            beta1,
+            beta2,
+            eps,
+            weight_decay: 0.1,
+        },
+        "adadelta" => Optimizer::AdaDelta {
+            lr: 0.5,
+            rho: 0.9,
+            eps: 1e-6,
+        },
+        "proximal-sgd" => Optimizer::ProximalSgd { lr: 0.1, l1: 0.3 },
+        "proximal-adagrad" => Optimizer::ProximalAdaGrad {
+            lr: 0.1,
+            eps,
+            l1: 0.3,
+        },
+        other => panic!("the figures have a rule {other} that is not here"),
     }
 }
 

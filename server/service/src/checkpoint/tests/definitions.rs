@@ -35,6 +35,17 @@ const AMSGRAD: Optimizer = Optimizer::AmsGrad {
     eps: 1e-8,
 };
 
+const ADADELTA: Optimizer = Optimizer::AdaDelta {
+    lr: 1.0,
+    rho: 0.9,
+    eps: 1e-6,
+};
+const SOFT: Optimizer = Optimizer::ProximalAdaGrad {
+    lr: 0.1,
+    eps: 1e-8,
+    l1: 0.01,
+};
+
 /// Tables of every kind and several rules.
 pub(super) fn specs() -> Vec<TableSpec> {
     let dense = |rows, cols, layout| Shape::Dense { rows, cols, layout };
@@ -43,6 +54,13 @@ pub(super) fn specs() -> Vec<TableSpec> {
         snapshot,
     };
     let now = Apply::Immediate;
+    let gradient = GradientOptions {
+        weight_decay: 0.01,
+        clip_value: Some(0.1 + 0.2),
+        clip_norm: Some(5.0),
+        initial_accumulator: 0.1,
+        ..GradientOptions::default()
+    };
     vec![
         spec("sparse", Shape::Sparse { dim: 3 }, DType::F32, ADAM, now),
         spec(
@@ -74,13 +92,7 @@ pub(super) fn specs() -> Vec<TableSpec> {
             Apply::AtTick(Reduce::Sum),
         ),
         TableSpec {
-            gradient: GradientOptions {
-                weight_decay: 0.01,
-                clip_value: Some(0.1 + 0.2),
-                clip_norm: Some(5.0),
-                initial_accumulator: 0.1,
-                ..GradientOptions::default()
-            },
+            gradient,
             redo: true,
             ..spec(
                 "one a row",
@@ -101,24 +113,10 @@ pub(super) fn specs() -> Vec<TableSpec> {
             "steps",
             dense(1000, 11, blocks(false)),
             DType::F32,
-            Optimizer::AdaDelta {
-                lr: 1.0,
-                rho: 0.9,
-                eps: 1e-6,
-            },
+            ADADELTA,
             now,
         ),
-        spec(
-            "soft",
-            Shape::Sparse { dim: 3 },
-            DType::F64,
-            Optimizer::ProximalAdaGrad {
-                lr: 0.1,
-                eps: 1e-8,
-                l1: 0.01,
-            },
-            now,
-        ),
+        spec("soft", Shape::Sparse { dim: 3 }, DType::F64, SOFT, now),
     ]
 }
 

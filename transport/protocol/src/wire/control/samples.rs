@@ -9,8 +9,8 @@ use crate::layout::LINE_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
 use crate::table::{
-    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
-    TableSpec,
+    Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PartitionStarts,
+    Reduce, Shape, TableSpec,
 };
 use crate::wire::refusal::RefusalCode;
 
@@ -54,13 +54,8 @@ impl Gen {
         (self.under(2) == 0).then(|| item(self))
     }
 
-    pub(super) fn spec(&mut self) -> TableSpec {
-        let partitions = 1 + self.under(40) as u32;
-        let partition_servers = self.maybe(|me| {
-            let server = |_| ServerId(me.under(1024) as u32);
-            (0..partitions).map(server).collect()
-        });
-        let shape = match self.under(3) {
+    fn shape(&mut self) -> Shape {
+        match self.under(3) {
             0 => Shape::Sparse {
                 dim: 1 + self.under(100) as u32,
             },
@@ -77,8 +72,12 @@ impl Gen {
                     snapshot: true,
                 },
             },
-        };
-        let partition_starts = match shape {
+        }
+    }
+
+    /// Starts of a table's partitions, or none.
+    fn partition_starts(&mut self, shape: Shape, partitions: u32) -> Option<PartitionStarts> {
+        match shape {
             Shape::Dense {
                 rows,
                 layout: DenseLayout::Rows,
@@ -89,7 +88,17 @@ impl Gen {
                 starts.collect::<Vec<_>>().into()
             }),
             _ => None,
-        };
+        }
+    }
+
+    pub(super) fn spec(&mut self) -> TableSpec {
+        let partitions = 1 + self.under(40) as u32;
+        let partition_servers = self.maybe(|me| {
+            let server = |_| ServerId(me.under(1024) as u32);
+            (0..partitions).map(server).collect()
+        });
+        let shape = self.shape();
+        let partition_starts = self.partition_starts(shape, partitions);
         TableSpec {
             name: self.name(20),
             shape,

@@ -357,37 +357,53 @@ fn options_need_a_rule_that_takes_them() {
         of(&rows, sgd, first),
         Err(SpecError::NoAccumulator { rule: "Sgd" })
     );
-    let stale = GradientOptions {
-        by_staleness: true,
-        ..none
-    };
-    assert_eq!(of(&blocks, sgd, stale), Ok(()));
-    let ticking = TableSpec {
-        effect: Apply::AtTick(Reduce::Sum),
-        ..rows.clone()
-    };
-    assert_eq!(of(&ticking, sgd, stale), Err(SpecError::StalenessAtTick));
     let soft = Optimizer::ProximalAdaGrad {
         lr: 0.1,
         eps: 1e-8,
         l1: 0.1,
     };
     assert_eq!(of(&blocks, soft, first), Ok(()));
+    let needs = |what| Err(SpecError::NeedsRows { what });
+    assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
+    assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));
+}
+
+#[test]
+fn staleness_is_for_pushes_that_apply_on_arrival() {
+    let stale = TableSpec {
+        optimizer: Optimizer::Sgd { lr: 0.1 },
+        gradient: GradientOptions {
+            by_staleness: true,
+            ..GradientOptions::default()
+        },
+        ..sparse(8)
+    };
+    assert_eq!(stale.validate(), Ok(()));
+    let ticking = TableSpec {
+        effect: Apply::AtTick(Reduce::Sum),
+        ..stale
+    };
+    assert_eq!(ticking.validate(), Err(SpecError::StalenessAtTick));
+}
+
+#[test]
+fn parameters_are_in_their_ranges() {
+    let of = |optimizer| {
+        let spec = TableSpec {
+            optimizer,
+            ..sparse(8)
+        };
+        spec.validate()
+    };
     let bad = |name, value, range| Err(SpecError::Parameter { name, value, range });
     let l1 = Optimizer::ProximalSgd { lr: 0.1, l1: -1.0 };
-    assert_eq!(
-        of(&rows, l1, none),
-        bad("l1", -1.0, "finite and not below 0")
-    );
+    assert_eq!(of(l1), bad("l1", -1.0, "finite and not below 0"));
     let rho = Optimizer::AdaDelta {
         lr: 1.0,
         rho: 1.0,
         eps: 1e-6,
     };
-    assert_eq!(of(&rows, rho, none), bad("rho", 1.0, "in [0, 1)"));
-    let needs = |what| Err(SpecError::NeedsRows { what });
-    assert_eq!(of(&blocks, sgd, norm), needs("clip_norm"));
-    assert_eq!(of(&blocks, by_row, none), needs("RowAdaGrad"));
+    assert_eq!(of(rho), bad("rho", 1.0, "in [0, 1)"));
 }
 
 #[test]
