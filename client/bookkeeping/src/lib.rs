@@ -2,7 +2,8 @@
 //! read, the [refusals](rejects) of its frames [in words](reject_text), the [replies] that they wait for, the
 //! [rows of one push](combine) before they are sent, what its [encoding leaves out](feedback), the
 //! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
-//! [versions] that a pull has read, and the rows of [collective] calls.
+//! [versions] that a pull has read, and the rows of [collective] calls. Also the [schedules](schedule) of
+//! rates and the [sizes](lane_memory) of rings.
 
 #![forbid(unsafe_code)]
 
@@ -10,11 +11,13 @@ pub mod collective;
 pub mod combine;
 pub mod counters;
 pub mod feedback;
+pub mod lane_memory;
 pub mod locations;
 pub mod paths;
 pub mod push_options;
 pub mod reject_text;
 pub mod rejects;
 pub mod replies;
+pub mod schedule;
 pub mod stall_detector;
 pub mod versions;

@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use tidewater::{
-    AnyFunctionArgs, AnyPushBuffer, AnyTable, ClientError, Counters, Missing, PullMode,
-    PullOptions, Pulled, PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule,
-    SyncMode,
+    AnyFunctionArgs, AnyPushBuffer, AnyTable, Counters, Missing, PullMode, PullOptions, Pulled,
+    PushEncoding, PushOptions, ReduceOp, Reduction, ScanCursor, Schedule, SyncMode,
 };
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
@@ -20,8 +19,8 @@ use tidewater_protocol::table::{
 use tidewater_tasks::{CurrentTask, Delivery, QueueOptions};
 
 use crate::error::Failure;
-use crate::raw::PartitionLists;
 use crate::types::*;
+use crate::values::PartitionLists;
 
 /// Longest time that a caller may give: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
@@ -509,13 +508,9 @@ pub(crate) fn schedule(schedule: &tw_schedule) -> Result<Schedule, Failure> {
         TW_SCHEDULE_INVERSE_SQRT => Schedule::InverseSqrt { rate, warm_up },
         TW_SCHEDULE_COSINE => Schedule::Cosine { rate, last, warm_up, iterations },
     })?;
-    match schedule.validate() {
-        Ok(()) => Ok(schedule),
-        Err(ClientError::Argument { what, .. }) => {
-            Err(Failure::argument(format_args!("the schedule: {what}")))
-        }
-        Err(error) => Err(error.into()),
-    }
+    let valid = schedule.validate();
+    valid.map_err(|error| Failure::argument(format_args!("the schedule: {error}")))?;
+    Ok(schedule)
 }
 
 /// The options of keys.

@@ -19,7 +19,7 @@ use crate::types::{
     tw_pulled, tw_push_options, tw_schedule, tw_session_info, tw_session_options, tw_table_info,
     tw_table_options, tw_task_info, tw_task_options,
 };
-use crate::values::{Values, ValuesMut};
+use crate::values::{PartitionLists, Values, ValuesMut};
 
 /// Most bytes of an incoming string: a path is at most 4,095.
 const TEXT_BYTES_MAX: usize = 4096;
@@ -293,14 +293,6 @@ pub(crate) unsafe fn array_mut<'a, T: Element>(
     // SAFETY: not null, aligned, of a possible size; exclusive for `'a`, as the caller promises. Memory
     // from C has some bytes, whether they were set or not, and any make an element.
     Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
-}
-
-/// Lists of a table's options, with an entry for each partition; `None` where the options have a null list without
-/// entries.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct PartitionLists<'a> {
-    pub(crate) servers: Option<&'a [u32]>,
-    pub(crate) starts: Option<&'a [u64]>,
 }
 
 /// Returns the lists of a table's partitions.

@@ -303,3 +303,11 @@ impl AnyPull {
         with_both!(self.table, out, ValuesMut, (table, out) => finish(client, table, ticket, out))
     }
 }
+
+/// Lists of a table's options, with an entry for each partition; `None` where the options have a null list without
+/// entries.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PartitionLists<'a> {
+    pub(crate) servers: Option<&'a [u32]>,
+    pub(crate) starts: Option<&'a [u64]>,
+}

@@ -1,9 +1,8 @@
 //! Learning rates as functions of the iteration.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tidewater::schedule;
-
-use crate::failure::raised;
 
 /// Learning rate of each iteration.
 #[pyclass(frozen, eq, module = "tidewater")]
@@ -12,7 +11,8 @@ pub(crate) struct Schedule(pub(crate) schedule::Schedule);
 
 impl Schedule {
     fn checked(schedule: schedule::Schedule) -> PyResult<Self> {
-        schedule.validate().map_err(raised)?;
+        let valid = schedule.validate();
+        valid.map_err(|error| PyValueError::new_err(format!("the schedule: {error}")))?;
         Ok(Self(schedule))
     }
 }

@@ -72,7 +72,6 @@ mod lanes;
 pub mod link;
 pub mod pull;
 pub mod push;
-pub mod schedule;
 pub mod session;
 pub mod table;
 pub mod walltime;
@@ -85,7 +84,6 @@ pub use error::ClientError;
 pub use link::{Loaded, Saved};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket, Pulled, RangeVersions};
 pub use push::{PushOptions, Ticket};
-pub use schedule::Schedule;
 pub use session::function::{Expression, FunctionArgs, Reduction, Scalar};
 pub use session::{
     AnyFunctionArgs, AnyPushBuffer, CachedTable, Client, GroupRange, Partitioner, Parts,
@@ -95,6 +93,10 @@ pub use table::{AnyTable, Element, Table, TableBuilder};
 #[doc(inline)]
 pub use tidewater_bookkeeping::counters;
 pub use tidewater_bookkeeping::counters::Counters;
+#[doc(inline)]
+pub use tidewater_bookkeeping::schedule;
+#[doc(inline)]
+pub use tidewater_bookkeeping::schedule::{Schedule, ScheduleError};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]
 pub use tidewater_engine::functions;

@@ -1,14 +1,15 @@
 //! The definition of a table: shape, element type, optimizer, and when a push takes effect.
 
 pub mod optimizer;
+mod starts;
 
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::ids::{DomainId, ServerId};
-pub use crate::layout::dense::PartitionStarts;
 use crate::limits::VERSIONS_DEFAULT;
 pub use optimizer::{GradientOptions, Optimizer};
+pub use starts::PartitionStarts;
 
 /// Element type of a table. Codes are wire format; 5 and 6 are reserved for f16 and bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

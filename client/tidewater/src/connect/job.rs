@@ -13,12 +13,12 @@ use tidewater_runtime::sync::Arc;
 use tidewater_service::embedded::Cluster;
 
 use super::join_options::environment;
-use super::lane_memory::LaneMemory;
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::SyncMode;
 use crate::error::{ClientError, SystemError};
 use crate::link::{ConnectThread, ServerLink, ThreadLinks};
 use crate::session::{Client, Parts};
+use tidewater_bookkeeping::lane_memory::LaneMemory;
 
 /// Default time limit of a join: coordinator and servers may start after this process.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -259,7 +259,8 @@ impl Job {
     /// the memory budget does not allow the smallest rings.
     fn ring_of(&self, servers: &[ServerMember]) -> Result<usize, ClientError> {
         let lanes = servers.iter().map(|server| usize::from(server.appliers));
-        self.memory.ring_of(lanes.sum())
+        let bytes = self.memory.ring_of(lanes.sum());
+        bytes.map_err(|error| ClientError::Environment(error.into()))
     }
 
     fn connect(&self, join: &JoinConfig, sync: SyncMode) -> Result<Client, ClientError> {

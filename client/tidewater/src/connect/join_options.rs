@@ -23,10 +23,10 @@ use tidewater_service::embedded::{Cluster, ClusterConfig};
 
 use super::JoinConfig;
 use super::job::{Held, Job};
-use super::lane_memory::LaneMemory;
 #[cfg(feature = "embedded")]
 use super::launch::{self, Bootstrap};
 use crate::error::{Cause, ClientError};
+use tidewater_bookkeeping::lane_memory::LaneMemory;
 
 /// Options of a program for the job that it joins. They override the environment.
 ///
@@ -235,7 +235,8 @@ impl JoinOptions {
         vars: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Joined, ClientError> {
         let vars: Vars = vars.into_iter().collect();
-        let memory = LaneMemory::of(self.ring_bytes, self.memory_budget, &vars)?;
+        let memory = LaneMemory::of(self.ring_bytes, self.memory_budget, &vars);
+        let memory = memory.map_err(|error| ClientError::Environment(error.into()))?;
         (self.ring_bytes, self.memory_budget) = (memory.ring_bytes, memory.budget);
         #[cfg(feature = "embedded")]
         {

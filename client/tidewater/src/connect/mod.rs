@@ -4,7 +4,6 @@
 pub mod coordinator;
 pub mod job;
 pub mod join_options;
-mod lane_memory;
 #[cfg(feature = "embedded")]
 pub mod launch;
 pub mod server;

@@ -12,9 +12,9 @@ use super::Client;
 use crate::error::ClientError;
 use crate::pull;
 use crate::push::Ticket;
-use crate::schedule::Schedule;
 use crate::table::opened::Named;
 use crate::table::{AnyTable, Element, Table};
+use tidewater_bookkeeping::schedule::Schedule;
 
 impl Client {
     /// Sets the hyper-parameters (learning rate and others) of a table's optimizer rule. Optimizer state stays.
@@ -80,9 +80,8 @@ impl Client {
         iteration: u64,
     ) -> Result<Ticket, ClientError> {
         let state = self.tables.find("schedule", table.named())?;
-        if let Err(ClientError::Argument { what, .. }) = schedule.validate() {
-            return Err(state.wrong("schedule", what));
-        }
+        let valid = schedule.validate();
+        valid.map_err(|error| state.wrong("schedule", error.to_string()))?;
         let rule = state.rule.with_rate(schedule.at(iteration));
         self.set_optimizer(table, rule)
     }

@@ -7,6 +7,7 @@ use tidewater_protocol::limits::{PARTITIONS_AUTO, TABLES_MAX};
 use tidewater_protocol::placement::{Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
+use tidewater_protocol::wire::difference::difference;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
 
@@ -370,75 +371,6 @@ pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
             refusal.with_text(format!("server {server}: {text}"))
         }
         _ => super::state::bad(&format!("server {server} answers another order")),
-    }
-}
-
-/// Lists the fields in which two table definitions differ, for an error text; `None` if they agree. A
-/// requested `PARTITIONS_AUTO` agrees with any number of partitions.
-pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
-    if have == want {
-        return None;
-    }
-    if want.partitions == PARTITIONS_AUTO && have.partitions != PARTITIONS_AUTO {
-        // A list has at least one server; decoders check that.
-        let listed = want.listed_partitions();
-        let partitions = listed.unwrap_or(have.partitions).max(1);
-        let want = TableSpec {
-            partitions,
-            ..want.clone()
-        };
-        return difference(have, &want);
-    }
-    let mut fields = Vec::new();
-    macro_rules! compare {
-        ($($field:ident)*) => {$(
-            if have.$field != want.$field {
-                let name = stringify!($field);
-                fields.push(format!("{name} is {:?}, asked for {:?}", have.$field, want.$field));
-            }
-        )*};
-    }
-    compare!(shape dtype optimizer init seed effect finite_check domain partitions gradient redo keys versions
-        durability);
-    fields.extend(list_difference(
-        "partition_servers",
-        ("on", "server "),
-        have.partition_servers.as_deref(),
-        want.partition_servers.as_deref(),
-    ));
-    fields.extend(list_difference(
-        "partition_starts",
-        ("at", ""),
-        have.partition_starts.as_deref(),
-        want.partition_starts.as_deref(),
-    ));
-    Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
-}
-
-/// Describes the first difference of two lists with an entry for each partition, of the field `name`; `None` if they
-/// agree. A partition is `at` a `thing` with the entry's number.
-fn list_difference<T: PartialEq + std::fmt::Display>(
-    name: &str,
-    (at, thing): (&str, &str),
-    have: Option<&[T]>,
-    want: Option<&[T]>,
-) -> Option<String> {
-    let (have, want) = match (have, want) {
-        (Some(have), Some(want)) => (have, want),
-        (None, None) => return None,
-        (None, Some(_)) => return Some(format!("{name} is None, asked for a list")),
-        (Some(_), None) => return Some(format!("{name} is a list, asked for None")),
-    };
-    let mut pairs = (0..).zip(have.iter().zip(want));
-    match pairs.find(|(_, (have, want))| have != want) {
-        Some((partition, (have, want))) => Some(format!(
-            "{name} has partition {partition} {at} {thing}{have}, asked for {thing}{want}"
-        )),
-        None if have.len() == want.len() => None,
-        None => {
-            let (have, want) = (have.len(), want.len());
-            Some(format!("{name} has {have} entries, asked for {want}"))
-        }
     }
 }
 

@@ -5,13 +5,9 @@
 //! u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a wrong tag.
 //! `docs/PROTOCOL.md` describes the protocol of the readers.
 
-use std::ops::Deref;
-use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
-
 use super::hash::mix32;
 use super::{pack, unpack};
+use crate::table::PartitionStarts;
 
 /// Version word of a block: a self-validating 32-bit sequence number, `seq | mix32(seq ^ salt) << 32`. Even:
 /// the block is stable; odd: it is being written (seqlock).
@@ -55,31 +51,6 @@ impl TaggedU32 {
 
     const fn tag(seq: u32, salt: u64) -> u32 {
         mix32(seq ^ salt as u32) ^ (salt >> 32) as u32
-    }
-}
-
-/// First row (tables by rows) or element (range tables) of each partition of a dense table. Clones share the list.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Vec<u64>", into = "Vec<u64>")]
-pub struct PartitionStarts(Arc<[u64]>);
-
-impl From<Vec<u64>> for PartitionStarts {
-    fn from(starts: Vec<u64>) -> Self {
-        Self(starts.into())
-    }
-}
-
-impl From<PartitionStarts> for Vec<u64> {
-    fn from(starts: PartitionStarts) -> Self {
-        starts.0.to_vec()
-    }
-}
-
-impl Deref for PartitionStarts {
-    type Target = [u64];
-
-    fn deref(&self) -> &[u64] {
-        &self.0
     }
 }
 

@@ -5,39 +5,42 @@ use std::ffi::OsString;
 use tidewater_protocol::layout::session::{lane_bytes, ring_within};
 use tidewater_protocol::limits::{RING_BYTES_DEFAULT, RING_BYTES_MAX, RING_BYTES_MIN};
 
-use crate::error::ClientError;
+/// Sizes that a client cannot have: the text has the numbers and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct LaneMemoryError(String);
 
 /// Sizes requested for a client's lanes, by options or environment: bytes of a ring, and a budget for all lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct LaneMemory {
+pub struct LaneMemory {
     /// Requested bytes of each ring; `None` if they follow from the budget.
-    pub(super) ring_bytes: Option<usize>,
+    pub ring_bytes: Option<usize>,
     /// Most bytes that all lanes of a client may take; `None` for no bound.
-    pub(super) budget: Option<usize>,
+    pub budget: Option<usize>,
 }
 
 impl LaneMemory {
     /// No request: rings have their default size, and there is no budget.
-    pub(super) const NONE: Self = Self {
+    pub const NONE: Self = Self {
         ring_bytes: None,
         budget: None,
     };
 
     /// Takes the sizes in bytes from the options, or else from `TIDEWATER_RING_BYTES` and `TIDEWATER_MEMORY_BUDGET`.
-    /// Fails if a variable is no number, or if the ring is no power of two in its limits.
-    pub(super) fn of(
+    ///
+    /// # Errors
+    /// A variable is no number, or the ring is no power of two in its limits.
+    pub fn of(
         ring_bytes: Option<usize>,
         budget: Option<usize>,
         vars: &[(OsString, OsString)],
-    ) -> Result<Self, ClientError> {
+    ) -> Result<Self, LaneMemoryError> {
         let number = |name: &str| {
             let Some((_, value)) = vars.iter().find(|(key, _)| key == name) else {
                 return Ok(None);
             };
             let bytes = value.to_str().and_then(|text| text.parse().ok());
-            let wrong = || {
-                ClientError::Environment(format!("{name}={value:?} is no number of bytes").into())
-            };
+            let wrong = || LaneMemoryError(format!("{name}={value:?} is no number of bytes"));
             bytes.map(Some).ok_or_else(wrong)
         };
         let memory = Self {
@@ -49,22 +52,21 @@ impl LaneMemory {
                 if !bytes.is_power_of_two()
                     || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes) =>
             {
-                Err(ClientError::Environment(
-                    format!(
-                        "ring_bytes is {bytes}; a ring has a power of two from {RING_BYTES_MIN} to \
-                     {RING_BYTES_MAX} bytes"
-                    )
-                    .into(),
-                ))
+                Err(LaneMemoryError(format!(
+                    "ring_bytes is {bytes}; a ring has a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX} bytes"
+                )))
             }
             _ => Ok(memory),
         }
     }
 
     /// Bytes of each ring for a client with `lanes` lanes: the requested size, the largest that the budget allows, or
-    /// the default. Fails if the requested rings, or without a request the smallest ones, exceed the budget.
-    pub(super) fn ring_of(self, lanes: usize) -> Result<usize, ClientError> {
-        let wrong = |what: String| Err(ClientError::Environment(what.into()));
+    /// the default.
+    ///
+    /// # Errors
+    /// The requested rings, or without a request the smallest ones, exceed the budget.
+    pub fn ring_of(self, lanes: usize) -> Result<usize, LaneMemoryError> {
+        let wrong = |what: String| Err(LaneMemoryError(what));
         if let Some(bytes) = self.ring_bytes {
             let needed = lanes.saturating_mul(lane_bytes(bytes));
             return match self.budget {

@@ -1,16 +1,19 @@
 //! Learning rates as functions of the iteration.
 
-use crate::error::ClientError;
+/// A schedule that gives no valid rates: the text names the first number that is out of its range, and the range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ScheduleError(String);
 
 /// Learning-rate schedule: the rate of each iteration, counted from 0.
 ///
 /// Rates are computed with `+ - * /` and square roots only, so every host computes the same bits. A run
 /// that continues from a saved model passes the iteration at which it continues: the clocks that
-/// [`Client::load`](crate::Client::load) returns count on.
+/// `Client::load` returns count on.
 ///
 /// # Example
 /// ```
-/// use tidewater::Schedule;
+/// use tidewater_bookkeeping::schedule::Schedule;
 ///
 /// let schedule = Schedule::Cosine { rate: 1.0, last: 0.01, warm_up: 10, iterations: 110 };
 /// assert_eq!(schedule.at(0), 0.1);
@@ -95,19 +98,19 @@ impl Schedule {
 
     /// Checks that the rates and factors of the schedule are finite and above 0, and that its counts are in their
     /// ranges. A rate far into `Step` may still round to 0 or grow beyond the type; then
-    /// [`Client::schedule`](crate::Client::schedule) refuses it.
+    /// `Client::schedule` refuses it.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] names the first number that is out of its range, and the range.
-    pub fn validate(&self) -> Result<(), ClientError> {
+    /// [`ScheduleError`] names the first number that is out of its range, and the range.
+    pub fn validate(&self) -> Result<(), ScheduleError> {
         let positive = |name, value: f64| match value.is_finite() && value > 0.0 {
             true => Ok(()),
-            false => Err(refused(&format!(
+            false => Err(ScheduleError(format!(
                 "{name} is {value:e}; it must be finite and above 0"
             ))),
         };
         let at_least_one = |name, value: u64| match value {
-            0 => Err(refused(&format!("{name} is 0; it must be at least 1"))),
+            0 => Err(ScheduleError(format!("{name} is 0; it must be at least 1"))),
             _ => Ok(()),
         };
         match *self {
@@ -134,26 +137,18 @@ impl Schedule {
                 positive("rate", rate)?;
                 positive("last", last)?;
                 if last > rate {
-                    return Err(refused(&format!(
+                    return Err(ScheduleError(format!(
                         "last is {last:e}; it must be at most rate, {rate:e}"
                     )));
                 }
                 if iterations <= warm_up {
-                    return Err(refused(&format!(
+                    return Err(ScheduleError(format!(
                         "iterations is {iterations}; it must be above warm_up, {warm_up}"
                     )));
                 }
                 Ok(())
             }
         }
-    }
-}
-
-fn refused(what: &str) -> ClientError {
-    ClientError::Argument {
-        op: "schedule",
-        table: String::new(),
-        what: what.into(),
     }
 }
 
