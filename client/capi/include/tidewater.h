@@ -329,11 +329,6 @@ typedef struct {
 // it has.
 typedef int (*tw_broadcast_fn)(void *bytes, size_t length, void *context);
 
-// Receives the result of a push, once, with the `user` of tw_push_on_applied. TW_OK: it is applied, and `text` is null.
-// Otherwise `text` says why not; it is valid during the call. TW_ERR_LOST: the session ended before the answer, and
-// whether the push was applied is unknown. It must return: no exception and no longjmp leaves it.
-typedef void (*tw_applied_fn)(void *user, tw_status status, const char *text);
-
 // What a session is.
 typedef struct {
     // sizeof(tw_session_info), set by the caller.
@@ -466,6 +461,12 @@ typedef struct {
     const uint32_t *partition_servers;
     // Entries of `partition_servers`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
     size_t partition_server_count;
+    // First row (TW_ROWS) or element (TW_RANGE: a multiple of the elements of a block) of each partition, ascending
+    // from 0. Null: near-equal partitions. With `partitions` 0 the list has one entry for each partition. Read during
+    // the call.
+    const uint64_t *partition_starts;
+    // Entries of `partition_starts`: 1 to 4096, and equal to `partitions` unless that is 0. 0 where it is null.
+    size_t partition_start_count;
 } tw_table_options;
 
 // A table of a session. Zero is none.
@@ -567,11 +568,17 @@ typedef struct {
     int32_t reserved;
 } tw_push_options;
 
+// Receives the result of a push, once, with the `user` of tw_push_on_applied. TW_OK: it is applied, and `text` is null.
+// Otherwise `text` says why not; it is valid during the call. TW_ERR_LOST: the session ended before the answer, and
+// whether the push was applied is unknown. It must return: no exception and no longjmp leaves it.
+typedef void (*tw_applied_fn)(void *user, tw_status status, const char *text);
+
 // Inputs of a function. Null is the same as all zero: all of the target, with the target as x.
 typedef struct {
     // sizeof(tw_function_options), set by the caller.
     size_t size;
-    // Tables of x, y and z: of the target's element type, shape, block size and number of partitions.
+    // Tables of x, y and z: of the target's element type, shape, block size, number of partitions, partition_servers
+    // and partition_starts.
     // A sparse table is only combined with itself. None: x is the target.
     const tw_table *inputs;
     // Number of inputs, at most 3.
