@@ -72,6 +72,36 @@ fn callbacks_run_before_the_wait_returns() {
     }
 }
 
+/// A tick under ASP waits for nothing, and runs the callbacks of what has been answered.
+#[test]
+fn asynchronous_ticks_run_answered_callbacks() {
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 1, 2);
+        let mut client = cluster.client(0, SyncMode::Asp);
+        let mut reader = cluster.client(1, SyncMode::Asp);
+        let table = table_of(&mut client);
+        let same = reader.open_table::<f32>("t").unwrap();
+        let (sender, results) = channel();
+        let ticket = push_with_callback(&mut client, &table, 5, 1.0, &sender);
+        drop(ticket);
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let mut value = [0.0];
+        while value != [1.0] {
+            assert!(!deadline.passed(), "{transport}: the push is not applied");
+            let how = PullOptions::default();
+            reader.pull_rows(&same, &[5], &mut value, how).unwrap();
+        }
+        // The answer may still be on its way.
+        let mut seen = Vec::new();
+        while seen.is_empty() {
+            assert!(!deadline.passed(), "{transport}: ticks run no callback");
+            client.tick().unwrap();
+            seen.extend(keys_of(&results));
+        }
+        assert_eq!(seen, [5], "{transport}");
+    }
+}
+
 /// A tick runs them before it returns; under BSP it has waited for the answers.
 #[test]
 fn a_tick_runs_the_callbacks_of_its_iteration() {

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Missing, PullMode, PullOptions, ScanCursor, SyncMode, Table, TableBuilder,
+    Client, ClientError, Expression, FunctionArgs, Missing, PullMode, PullOptions, ScanCursor,
+    SyncMode, Table, TableBuilder,
 };
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
@@ -355,6 +356,28 @@ fn rows_expire_at_equal_ticks_on_any_servers() {
             assert!(expired > 20, "{expired} rows have expired");
         }
     }
+}
+
+/// A function of all rows renews none: it would keep every row for ever.
+#[test]
+fn functions_of_all_rows_renew_none() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, SyncMode::Bsp);
+        let spec = TableBuilder::sparse::<i64>("t", 2)
+            .partitions(1)
+            .expire_after(3);
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        push(&mut client, &table, &[7, 8]);
+        let decay = Expression::parse("x").unwrap();
+        for iteration in 0..8 {
+            push(&mut client, &table, &[8]);
+            let updated = client.update(&table, &decay, &FunctionArgs::default());
+            client.wait_applied(&updated.unwrap()).unwrap();
+            client.tick().unwrap();
+            reach(&mut client, iteration + 1);
+        }
+        assert_eq!(scan(&mut client, &table, 10), BTreeSet::from([8]));
+    });
 }
 
 /// A key gets its row at its third push; the pushes before are acknowledged and dropped, and no pull makes a

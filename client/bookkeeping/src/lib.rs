@@ -3,7 +3,7 @@
 //! [rows of one push](combine) before they are sent, what its [encoding leaves out](feedback), the
 //! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
 //! [versions] that a pull has read, and the rows of [collective] calls. Also the [schedules](schedule) of
-//! rates and the [sizes](lane_memory) of rings.
+//! rates, the [sizes](lane_memory) of rings and the rule of [slow](pace) workers.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ pub mod counters;
 pub mod feedback;
 pub mod lane_memory;
 pub mod locations;
+pub mod pace;
 pub mod paths;
 pub mod push_options;
 pub mod reject_text;

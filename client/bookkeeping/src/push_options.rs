@@ -18,7 +18,8 @@ use tidewater_protocol::table::{Apply, PushOp, TableSpec};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PushOptions {
-    /// Weight of the push: finite and not below 0. For gradients and sums of floating-point tables.
+    /// Weight of the push: 0, or a normal number above 0 of the table's element type ([`DType::weights`]). For
+    /// gradients and sums of floating-point tables.
     ///
     /// On arrival the learning rate of a gradient is multiplied by it, and the values of a sum. Weight 0
     /// changes optimizer state only. At the tick, gradients and sums are multiplied by their weights
@@ -121,10 +122,14 @@ impl PushOptions {
                 "{given} needs blocks of {ENCODING_BLOCK_MIN} to {ENCODING_BLOCK_MAX} elements"
             ));
         }
-        if !spec.dtype.is_weight(self.weight) {
+        if let Some(weights) = spec.dtype.weights()
+            && !spec.dtype.is_weight(self.weight)
+        {
             let (weight, dtype) = (self.weight, spec.dtype);
+            let (least, most) = weights.into_inner();
             return Err(format!(
-                "weight {weight} must be finite as {dtype:?} and not below 0"
+                "weight {weight:?} must be finite and not below 0: 0, or a normal number of {dtype:?}, {least:e} to \
+                 {most:e}"
             ));
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Learning rates as functions of the iteration.
 
+use tidewater_protocol::math::power;
+
 /// A schedule that gives no valid rates: the text names the first number that is out of its range, and the range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -150,18 +152,6 @@ impl Schedule {
             }
         }
     }
-}
-
-/// Computes `base^exponent` by squaring, with the same bits on every host.
-fn power(base: f64, exponent: u64) -> f64 {
-    let mut power = 1.0;
-    for bit in (0..u64::BITS - exponent.leading_zeros()).rev() {
-        power *= power;
-        if exponent >> bit & 1 == 1 {
-            power *= base;
-        }
-    }
-    power
 }
 
 /// Taylor coefficients of the sine after its first term: `-1/3!, 1/5!, ... 1/21!`.

@@ -556,7 +556,7 @@ typedef struct {
     // sizeof(tw_push_options), set by the caller.
     size_t size;
     // Weight of a push of gradients or sums, if `has_weight` is not 0: a factor of the learning rate or of
-    // the sum; at the tick also of the divisor of a mean. Finite and not below 0.
+    // the sum; at the tick also of the divisor of a mean. 0, or a normal number above 0 of the element type.
     double weight;
     // Not 0: `weight` is used.
     int32_t has_weight;
@@ -993,10 +993,11 @@ tw_status tw_push_wait(tw_session *session,
 tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
 
 // Gives a push a callback, which runs once with its result. It runs inside a later call of this session that waits for
-// pushes, flushes, ticks, or is tw_push_test or tw_progress, on the thread of that call, or on the progress thread; at
-// the latest when the session is closed. A call that waits for this push returns after it. A callback cannot call a
-// session: such a call is TW_ERR_THREAD. A refusal that it receives is not returned by tw_flush or tw_tick again. The
-// ticket stays the caller's; zero is applied.
+// pushes, flushes, ticks, adds to a buffer, gives another callback, or is tw_push_test or tw_progress, on the thread of
+// that call, or on the progress thread; at the latest when the session is closed. A call that waits for this push
+// returns after it. A callback cannot call a session: such a call is TW_ERR_THREAD. It runs while the session is locked:
+// take no lock in it that a thread holds when it calls the session, and wait for no such thread. A refusal that it
+// receives is not returned by tw_flush or tw_tick again. The ticket stays the caller's; zero is applied.
 tw_status tw_push_on_applied(tw_session *session,
                              tw_ticket ticket,
                              tw_applied_fn callback,

@@ -274,7 +274,8 @@ public:
         check(tw_push_test(session_.get(), &it_, &applied));
         return applied != 0;
     }
-    /* Calls f(tw_status, const char *text) once, with the result of the push; see tw_push_on_applied. An exception of f
+    /* Calls f(tw_status, const char *text) once, with the result of the push; see tw_push_on_applied. f is destroyed
+     * inside the callback, where no session may be called: it must own no session, table or ticket. An exception of f
      * ends the program. */
     template <typename F> void on_applied(F f)
     {

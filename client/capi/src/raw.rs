@@ -590,7 +590,7 @@ mod tests {
         assert_eq!(size_of::<tw_session_info>(), 8 + 6 * 4);
         assert_eq!(
             size_of::<tw_table_options>(),
-            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8 + 8 + 16
+            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24 + 4 * 8 + 8 + 8 + 8 + 2 * 16
         );
         assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 8 * 4);
         assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8 + 8);

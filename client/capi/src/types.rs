@@ -539,7 +539,7 @@ pub struct tw_push_options {
     /// sizeof(tw_push_options), set by the caller.
     pub size: usize,
     /// Weight of a push of gradients or sums, if `has_weight` is not 0: a factor of the learning rate or of
-    /// the sum; at the tick also of the divisor of a mean. Finite and not below 0.
+    /// the sum; at the tick also of the divisor of a mean. 0, or a normal number above 0 of the element type.
     pub weight: f64,
     /// Not 0: `weight` is used.
     pub has_weight: i32,

@@ -4,10 +4,28 @@ use std::ops::Range;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyRange;
+use pyo3::types::{PyInt, PyRange};
 use tidewater::{AnyFunctionArgs, AnyTable, Scalar};
 
 use crate::table::Table;
+
+/// Number that an expression has as p0, p1, ...: a float, or an integer that a float holds exactly.
+pub(crate) struct Parameter(f64);
+
+impl<'py> FromPyObject<'_, 'py> for Parameter {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let value: f64 = given.extract()?;
+        if given.is_instance_of::<PyInt>() && !value.into_pyobject(given.py())?.eq(given)? {
+            return Err(PyValueError::new_err(format!(
+                "parameter {} is no exact float; write it in the expression, or give a float",
+                given.str()?
+            )));
+        }
+        Ok(Self(value))
+    }
+}
 
 /// Keywords of a call, as Rust values.
 pub(crate) struct Inputs {
@@ -19,12 +37,12 @@ pub(crate) struct Inputs {
 impl Inputs {
     pub(crate) fn new(
         inputs: &[PyRef<'_, Table>],
-        parameters: Vec<f64>,
+        parameters: Vec<Parameter>,
         range: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         Ok(Self {
             tables: inputs.iter().map(|table| table.any()).collect(),
-            parameters,
+            parameters: parameters.into_iter().map(|Parameter(value)| value).collect(),
             range: range.map(elements).transpose()?,
         })
     }

@@ -16,7 +16,7 @@ use tidewater_runtime::mem::ForkGuard;
 use crate::call::{Call, Kind};
 use crate::collective;
 use crate::failure::{Error, ForkedError, raised};
-use crate::function::{self, Inputs};
+use crate::function::{self, Inputs, Parameter};
 use crate::options;
 use crate::table::{self, Table, Ticket};
 
@@ -375,7 +375,7 @@ impl Session {
         target: &Table,
         expression: &str,
         inputs: Vec<PyRef<'_, Table>>,
-        parameters: Vec<f64>,
+        parameters: Vec<Parameter>,
         range: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Ticket> {
         let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
@@ -396,7 +396,7 @@ impl Session {
         expression: &str,
         reduction: &str,
         inputs: Vec<PyRef<'_, Table>>,
-        parameters: Vec<f64>,
+        parameters: Vec<Parameter>,
         range: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
@@ -422,7 +422,7 @@ impl Session {
         name: &str,
         arguments: Option<&Bound<'_, PyBytes>>,
         inputs: Vec<PyRef<'_, Table>>,
-        parameters: Vec<f64>,
+        parameters: Vec<Parameter>,
         range: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Ticket> {
         let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);
@@ -444,7 +444,7 @@ impl Session {
         name: &str,
         arguments: Option<&Bound<'_, PyBytes>>,
         inputs: Vec<PyRef<'_, Table>>,
-        parameters: Vec<f64>,
+        parameters: Vec<Parameter>,
         range: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let (any, inputs) = (target.any(), Inputs::new(&inputs, parameters, range)?);

@@ -523,6 +523,8 @@ def test_expressions_update_and_reduce_tables():
         assert s.reduce(x, "x", "sum", range=range(3, 3)) == 0
 
         big = (1 << 53) + 1
+        raises(ValueError, "9007199254740993 is no exact float", lambda: s.update(x, "x + p0", parameters=[big]))
+        assert s.reduce(x, "x < p0", parameters=[big - 1]) == n
         whole = _range_table(s, "i", [big] * 1000, np.int64)
         total = s.reduce(whole, "x")
         assert type(total) is int and total == 1000 * big
@@ -685,6 +687,10 @@ def test_wrong_vectors_are_named():
         raises(TypeError, "cannot be pickled", lambda: pickle.dumps(x))
         raises(TypeError, "cannot be pickled", lambda: pickle.dumps(one))
         assert x.sum() == 10 and y.sum() == 10
+        s.call_update(one.table_of(x.id), "no_such")
+        raises(tidewater.Error, "no_such", x.norm)
+        assert x.norm(1) == 10, "the refusal was raised once"
+        assert np.isnan(one.filled(math.nan).soft_threshold(1).sum())
 
 
 def all_workers(work, workers=2, **options):

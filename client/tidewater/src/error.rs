@@ -1,6 +1,7 @@
 //! Errors of client calls.
 
 use tidewater_bookkeeping::reject_text::describe;
+use tidewater_bookkeeping::schedule::ScheduleError;
 use tidewater_control::conn::ConnError;
 use tidewater_control::dial::DialError;
 use tidewater_lanes::fabric::LaneError;
@@ -374,5 +375,15 @@ pub(crate) fn rejected(table: &str, server: &str, reject: Reject) -> ClientError
         table: table.to_owned(),
         server: server.to_owned(),
         reject,
+    }
+}
+
+impl From<ScheduleError> for ClientError {
+    fn from(error: ScheduleError) -> Self {
+        Self::Argument {
+            op: "schedule",
+            table: String::new(),
+            what: error.to_string(),
+        }
     }
 }

@@ -489,7 +489,9 @@ impl Client {
                 true => self
                     .clock
                     .await_answers(&mut self.lanes, domain, thread, deadline),
-                false => Ok(()),
+                // Answers that have arrived are due to their callbacks.
+                false if self.callbacks.is_empty() => Ok(()),
+                false => self.poll(deadline),
             };
             self.run_callbacks();
             answered?;
@@ -507,15 +509,20 @@ impl Client {
     /// When a server or the coordinator is lost.
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.lanes.keep_alive()?;
-        self.lanes.send_held(deadline)?;
-        let polled = match self.lanes.poll() {
+        let alive = self.lanes.keep_alive();
+        let alive = alive.and_then(|()| self.lanes.send_held(deadline));
+        let polled = alive.and_then(|()| self.poll(deadline));
+        self.run_callbacks();
+        polled
+    }
+
+    /// Processes data that has arrived, and recovers a lane that is found broken.
+    fn poll(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        match self.lanes.poll() {
             Err(Interrupt::Broken(lane)) => self.lanes.recover(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
             Ok(()) => Ok(()),
-        };
-        self.run_callbacks();
-        polled
+        }
     }
 
     /// Checks whether the job goes on: fails if the coordinator has announced its end. For callers that poll tables.

@@ -94,9 +94,9 @@ maps! {
     ceil, ceil_assign(; ) = "ceil(x)";
     /// Nearest integers, halves away from 0.
     round, round_assign(; ) = "round(x)";
-    /// Elements moved towards 0 by `threshold`, and 0 if they are nearer to it (soft threshold).
+    /// Elements moved towards 0 by `threshold`, and 0 if they are nearer to it (soft threshold); NaN stays.
     soft_threshold, soft_threshold_assign(; threshold) =
-        "if(x > p0, x - p0, if(x < -p0, x + p0, 0))";
+        "if(x > p0, x - p0, if(x < -p0, x + p0, if(x == x, 0, x)))";
     /// Elements with an absolute value of at most `tolerance` become 0.
     compress, compress_assign(; tolerance) = "if(abs(x) <= p0, 0, x)";
     /// Elements limited to `[low, high]`; NaN stays.

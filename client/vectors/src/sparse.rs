@@ -238,7 +238,9 @@ impl<T: Float> SparseVector<T> {
         })
     }
 
-    /// Inner product, in f64, added in the order of the indices: the same bits on any number of servers.
+    /// Inner product, in f64, added in the order of the indices: the same bits on any number of servers. Elements that
+    /// only one of the vectors stores count as products with 0 or not at all: with an infinite or NaN one of these the
+    /// result is not defined.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a vector of another space; a deadline.

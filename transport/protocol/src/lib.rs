@@ -9,6 +9,7 @@
 pub mod ids;
 pub mod layout;
 pub mod limits;
+pub mod math;
 pub mod mutants;
 pub mod placement;
 pub mod scale;

@@ -170,9 +170,12 @@ pub const COORDINATOR_ABSENCE_MAX: Duration = Duration::from_secs(30 * 60);
 pub const KEPT_SESSION_LINGER: Duration = Duration::from_secs(10 * 60);
 /// Time from the coordinator's shutdown command until servers must have exited.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// Time from the end of a server to the join of its successor. After it the coordinator fails the jobs of the
+/// Time from the end of a server to the connection of its successor. After it the coordinator fails the jobs of the
 /// server.
 pub const SUCCESSOR_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum time from the end of a server to the join of a successor that is connected: it reads all rows of the memory
+/// that it has inherited before it joins, some 200 ns for each.
+pub const RESUME_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 "Pushes, pulls and functions":
 
@@ -245,8 +248,9 @@ pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
 pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 /// Default timeout of a save or load call in C, C++, Fortran or Python. Programs in Rust pass a timeout.
 pub const FILE_CALL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// Maximum bytes of a saved model's manifest: 1,024 tables of 1 KiB, 1,024 files of 1 KiB, and room.
-pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Maximum bytes of a saved model's manifest: 1,024 tables with two lists of 4,096 partitions, which take 156 KB each,
+/// 1,024 files of 1 KiB, and room.
+pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 /// Payload bytes after which the writer closes a chunk of a saved model.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Maximum payload bytes of a chunk of a saved model that a reader accepts: one record more than

@@ -1,7 +1,10 @@
 //! The definition of a table: shape, element type, optimizer, and when a push takes effect.
 
+pub mod difference;
 pub mod optimizer;
 mod starts;
+
+use std::ops::RangeInclusive;
 
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
@@ -50,15 +53,21 @@ impl DType {
         self as u8
     }
 
-    /// Whether a push to a table of this type can carry `weight`, a factor of its values: at least 0, and finite in f64
-    /// and in the element type. Always false for integer types, which have no weights.
+    /// Whether a push to a table of this type can carry `weight`, a factor of its values: 0, or in [`DType::weights`].
+    /// Always false for integer types, which have no weights.
     pub fn is_weight(self, weight: f64) -> bool {
-        let most = match self {
-            Self::F32 => f32::MAX.into(),
-            Self::F64 => f64::MAX,
-            Self::I32 | Self::I64 => return false,
-        };
-        (0.0..=most).contains(&weight)
+        let range = self.weights();
+        range.is_some_and(|range| weight == 0.0 || range.contains(&weight))
+    }
+
+    /// Weights above 0 that a push to a table of this type can carry: the normal numbers of the element type. A smaller
+    /// one would be 0 or coarse there, and a mean divides by it. `None` for integer types.
+    pub const fn weights(self) -> Option<RangeInclusive<f64>> {
+        match self {
+            Self::F32 => Some(f32::MIN_POSITIVE as f64..=f32::MAX as f64),
+            Self::F64 => Some(f64::MIN_POSITIVE..=f64::MAX),
+            Self::I32 | Self::I64 => None,
+        }
     }
 
     /// Whether elements are floating point. Only those have gradients and optimizers.

@@ -47,10 +47,11 @@ impl Callback {
 }
 
 /// Gives a push a callback, which runs once with its result. It runs inside a later call of this session that waits for
-/// pushes, flushes, ticks, or is tw_push_test or tw_progress, on the thread of that call, or on the progress thread; at
-/// the latest when the session is closed. A call that waits for this push returns after it. A callback cannot call a
-/// session: such a call is TW_ERR_THREAD. A refusal that it receives is not returned by tw_flush or tw_tick again. The
-/// ticket stays the caller's; zero is applied.
+/// pushes, flushes, ticks, adds to a buffer, gives another callback, or is tw_push_test or tw_progress, on the thread of
+/// that call, or on the progress thread; at the latest when the session is closed. A call that waits for this push
+/// returns after it. A callback cannot call a session: such a call is TW_ERR_THREAD. It runs while the session is locked:
+/// take no lock in it that a thread holds when it calls the session, and wait for no such thread. A refusal that it
+/// receives is not returned by tw_flush or tw_tick again. The ticket stays the caller's; zero is applied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_push_on_applied(
     session: *mut tw_session,

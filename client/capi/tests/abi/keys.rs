@@ -86,7 +86,7 @@ fn partitions_are_placed() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
     let servers = [0u32, 0, 0];
-    let absent = [0u32, 1, 0];
+    let absent = [0u32, 2, 0];
     let options = |partitions, servers: *const u32, count| tw_table_options {
         partitions,
         partition_servers: servers,
@@ -107,7 +107,7 @@ fn partitions_are_placed() {
         (
             options(0, absent.as_ptr(), 3),
             TW_ERR_ARGUMENT,
-            "partition 1 to server 1",
+            "partition 1 to server 2",
         ),
     ] {
         // SAFETY: an open session; lists have as many entries as the options say, or are refused before they are read.

@@ -254,7 +254,7 @@ fn wrong_arguments_say_what_would_be_right() {
         fails(
             bad,
             TW_ERR_ARGUMENT,
-            "set its first field to its sizeof (200)",
+            "set its first field to its sizeof (216)",
         );
         let bad = tw_table_open(session, c"none".as_ptr(), F64, &raw mut table);
         fails(bad, TW_ERR_REFUSED, "none");

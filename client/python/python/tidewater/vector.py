@@ -309,8 +309,8 @@ class Vector:
         return self._new("max(p0, min(x, p1))", (self,), (low, high))
 
     def soft_threshold(self, threshold: _Number) -> Vector:
-        """Elements moved towards 0 by `threshold`, and 0 if they are nearer to it."""
-        return self._new("if(x > p0, x - p0, if(x < -p0, x + p0, 0))", (self,), (threshold,))
+        """Elements moved towards 0 by `threshold`, and 0 if they are nearer to it; NaN stays."""
+        return self._new("if(x > p0, x - p0, if(x < -p0, x + p0, if(x == x, 0, x)))", (self,), (threshold,))
 
     def sign(self) -> Vector:
         """Signs: -1, 0 or 1; NaN stays."""
@@ -454,7 +454,10 @@ class Vector:
         return self
 
     def _number(self, expression: str, reduction: Any, *inputs: Vector) -> Any:
-        return self._space._session.reduce(self._table, expression, reduction, inputs=self._tables(inputs))
+        session = self._space._session
+        value = session.reduce(self._table, expression, reduction, inputs=self._tables(inputs))
+        session.flush()  # raises the refusal of an earlier operation
+        return value
 
     def _tables(self, vectors: Sequence[Vector]) -> List[Table]:
         for other in vectors:

@@ -28,6 +28,10 @@ pub(super) struct Callbacks {
 }
 
 impl Callbacks {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Runs all callbacks with [`ClientError::Unanswered`]: no answer can arrive any more.
     pub(super) fn abandon(&mut self, why: &'static str) {
         // Each is taken out before it runs: also a callback that panics runs once.
@@ -56,8 +60,9 @@ impl Client {
     /// its frames (of tables `at_clock`: hold them for the tick), else the refusal. [`Client::wait_applied`] and
     /// [`Client::try_applied`] of any ticket, [`Client::progress`], [`Client::flush`], ticks, barriers and
     /// [`Client::finish`] run the callbacks of all answered pushes on their own thread before they return, also when
-    /// they fail; a call that waits for this push therefore returns after its callback. Pushes and pulls run none, and this
-    /// call runs earlier ones that are due, but not its own.
+    /// they fail; a call that waits for this push therefore returns after its callback. Pushes and pulls run none, a
+    /// [`PushBuffer`](crate::PushBuffer) that is full runs all, and this call runs earlier ones that are due, but not its
+    /// own. Inside a task, `Ok` means that the servers hold the push until the task is decided.
     ///
     /// Callbacks that become due in one call run in the order in which they were given. A callback cannot call the
     /// client, which is borrowed by the call that runs it; it can send to a channel, or set what the caller looks at

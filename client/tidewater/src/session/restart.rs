@@ -54,6 +54,7 @@ impl Client {
             let why = "this client cannot connect again; make another of its job";
             return Err(ClientError::Environment(why.into()));
         };
+        self.run_callbacks();
         self.callbacks
             .abandon("a server was restarted without its memory");
         // The number of the client is another one: tickets and handles of before are no longer its own.

@@ -262,7 +262,7 @@ impl TableBuilder {
     }
 
     /// Sets the expiry of rows: servers delete a row that no push has touched for this number of ticks of the
-    /// table's domain. Sparse tables only. Pulls and functions do not count. A tick examines one partition, so a row
+    /// table's domain. Sparse tables only. Pulls, and functions of all rows, do not count. A tick examines one partition, so a row
     /// is deleted between `ticks` and `ticks` plus the number of partitions after its last push, at a tick that its
     /// key and that push decide. A load begins the count again.
     #[must_use]

@@ -606,8 +606,10 @@ impl Engine {
                 "a function's result for table {table} could not be stored: {e}"
             ));
         }
-        // Only rows of sparse tables with an expiry have stamps.
-        self.stamp_rows(header.table);
+        // A call by keys counts as a push of each. Only rows of sparse tables with an expiry have stamps.
+        if span.keyed {
+            self.stamp_rows(header.table);
+        }
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Pushes: validation of the whole frame, then its rows one after the other.
 
+use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
@@ -394,6 +395,23 @@ impl Engine {
         }
     }
 
+    /// Checks that a frame is of the iteration that its thread has open in the table's domain, and returns the domain.
+    pub(super) fn check_clock(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+    ) -> Result<DomainId, Refusal> {
+        let domain = self.known(sender.namespace, header.table)?.spec.domain;
+        let clocks = self.clocks(sender.namespace);
+        match clocks.clock(domain, sender.thread) {
+            Some(open) if open == header.clock => Ok(domain),
+            open => Err(RejectReason::BadClock {
+                clock: header.clock,
+                expected: open.unwrap_or(u64::MAX),
+            }),
+        }
+    }
+
     /// Decides whether a push can be held now. `Some(true)`: its rank has its turn, since the ranks below it
     /// have ended the iteration. `Some(false)`: the rank is early and the budget has room. `None`: the push
     /// waits in its ring, for the end of a tick or for its turn. A push of another clock than the thread's
@@ -407,15 +425,8 @@ impl Engine {
         header: &FrameHeader,
     ) -> Result<Option<bool>, Refusal> {
         let FrameSender { thread, namespace } = sender;
-        let domain = self.known(namespace, header.table)?.spec.domain;
+        let domain = self.check_clock(sender, header)?;
         let clocks = self.clocks(namespace);
-        let open = clocks.clock(domain, thread);
-        if open != Some(header.clock) {
-            return Err(RejectReason::BadClock {
-                clock: header.clock,
-                expected: open.unwrap_or(u64::MAX),
-            });
-        }
         let ticked = clocks.ticked(thread) | 1 << domain.0;
         // A thread that is ahead of others of its rank pushes early, like a rank that is ahead.
         let has_turn =

@@ -3,7 +3,6 @@
 //! A record is a sparse key, a row index or a block number, with values and optimizer state.
 
 use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
-use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::placement::{block_layout, partition_of_key, partition_ranges};
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
@@ -49,7 +48,7 @@ impl RecordShape {
                 layout: DenseLayout::Blocks { .. },
                 ..
             } => {
-                let (layout, ranges) = blocks_of(spec)?;
+                let (layout, ranges) = block_layout(spec).zip(partition_ranges(spec))?;
                 let part = (key < ranges.count).then(|| ranges.part_of(key))?;
                 let used = layout.used(key) as usize;
                 if spec.optimizer.counts_steps() {
@@ -82,13 +81,6 @@ impl RecordShape {
         let state = self.state + runs * 8;
         (state <= bytes.len()).then_some(state)
     }
-}
-
-/// Returns the block layout of a range table, and the division of its blocks into partitions. `None` for
-/// another table or one without blocks.
-fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
-    let (layout, ranges) = block_layout(spec).zip(partition_ranges(spec))?;
-    (ranges.count > 0).then_some((layout, ranges))
 }
 
 impl Engine {
@@ -238,8 +230,8 @@ impl Keys {
         match &table.store {
             Store::Sparse(_) => Self::Sparse(partition, Default::default()),
             Store::Rows(_) => Self::Rows(partition, 0),
-            Store::Blocks(_) => Self::Blocks(match blocks_of(&table.spec) {
-                Some((_, ranges)) if partition < ranges.parts => {
+            Store::Blocks(_) => Self::Blocks(match partition_ranges(&table.spec) {
+                Some(ranges) if partition < ranges.parts => {
                     ranges.start(partition)..ranges.start(partition + 1)
                 }
                 _ => 0..0,
@@ -270,8 +262,8 @@ fn copy(
     let place = table.place(key);
     let (rows, place) = match (&mut table.store, place) {
         (Store::Blocks(blocks), _) => {
-            let shape = blocks_of(&table.spec).ok_or("the table has no blocks")?;
-            let first = key * shape.0.block_elements();
+            let layout = block_layout(&table.spec).ok_or("the table has no blocks")?;
+            let first = key * layout.block_elements();
             blocks
                 .read_range(first, values)
                 .map_err(|e| e.to_string())?;

@@ -46,10 +46,8 @@ impl Engine {
             }
         }
         self.check_function(header, call, &spec)?;
-        // The iteration is the one that the thread has open. Its turn has no meaning for a function.
-        if self.admit(sender, header)?.is_none() {
-            return Ok(Effect::Wait);
-        }
+        // Turns have no meaning for a function, and pushes have a budget of their own.
+        self.check_clock(sender, header)?;
         self.held_functions.room(payload.len())?;
         let key = StreamKey {
             namespace: sender.namespace,
@@ -62,7 +60,8 @@ impl Engine {
     }
 
     /// Runs a held function at its tick and returns the bytes of elements that it has changed. Returns 0,
-    /// with no effect, if its table or an input was released meanwhile. A failure stops the applier.
+    /// with no effect, if its table or an input was released meanwhile; of an input the log says so. A failure stops the
+    /// applier.
     pub(super) fn run_held_function(&mut self, held: &Held) -> usize {
         let mut payload = Vec::new();
         self.held_functions.payload(held, &mut payload);
@@ -73,8 +72,17 @@ impl Engine {
             );
         };
         let header = &held.header;
-        let mut tables = std::iter::once(&header.table).chain(&call.tables[..call.inputs]);
-        if !tables.all(|id| self.tables.contains_key(id)) {
+        if !self.tables.contains_key(&header.table) {
+            return 0;
+        }
+        let mut inputs = call.tables[..call.inputs].iter();
+        if let Some(released) = inputs.find(|id| !self.tables.contains_key(id)) {
+            tracing::warn!(
+                table = header.table,
+                input = released,
+                iteration = header.clock,
+                "a function of a tick has no effect: one of its inputs was released before the tick"
+            );
             return 0;
         }
         let spec = Arc::clone(&self.tables[&header.table].spec);

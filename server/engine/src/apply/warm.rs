@@ -19,7 +19,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{Durability, Optimizer, TableSpec};
 
 use super::engine::Engine;
-use super::table::{KeptPlace, Table};
+use super::table::{KeptPlace, Store, Table};
 use super::warm_ticks::CloseProgress;
 use crate::namespace::{DomainKey, NamespaceId};
 use crate::store::ShardId;
@@ -392,6 +392,11 @@ impl Engine {
                 )
         };
         memory.free_others(is_other, [&kept[0], &kept[1]])?;
+        for table in engine.tables.values_mut() {
+            if let Store::Sparse(shard) = &mut table.store {
+                shard.use_helper(preallocator);
+            }
+        }
         let lost = replayed.lost;
         Ok(Resumed { engine, push, lost })
     }

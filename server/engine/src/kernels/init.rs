@@ -13,8 +13,8 @@ use tidewater_protocol::table::{DType, Init};
 
 use super::element::Element;
 use super::error::KernelError;
-use super::math::{cos_sin_of_turn, ln};
 use super::philox::{philox4x32, words};
+use tidewater_protocol::math::{cos_sin_of_turn, ln};
 
 /// Largest magnitude that the standard normal distribution can return: `sqrt(-2 ln(2^-53))`, rounded up.
 const NORMAL_REACH: f64 = 8.6;

@@ -26,7 +26,6 @@ mod check;
 mod element;
 mod error;
 pub mod init;
-mod math;
 mod philox;
 mod prepare;
 mod rules;

@@ -79,8 +79,22 @@ impl<T: Float> Prepare<T> for Adjusted<T> {
             let clipped = T::split(gradient)
                 .iter()
                 .map(|g| Self::clipped(bound, T::load(*g)).widen());
-            let norm = clipped.fold(0.0, |sum, g| sum + g * g).sqrt();
-            scale = (norm > options.clip_norm).then(|| T::nearest(options.clip_norm / norm));
+            let clip = options.clip_norm;
+            let squares = |by: f64| move |sum, g: f64| sum + (g * by) * (g * by);
+            let norm = clipped.clone().fold(0.0, squares(1.0)).sqrt();
+            // Squares of elements above 1e154 overflow: they are divided by the largest one first.
+            let most = || clipped.clone().fold(0.0, |most, g| g.abs().max(most));
+            scale = match norm
+                .is_infinite()
+                .then(most)
+                .filter(|most| most.is_finite())
+            {
+                None => (norm > clip).then(|| T::nearest(clip / norm)),
+                Some(most) => {
+                    let norm = clipped.clone().fold(0.0, squares(1.0 / most)).sqrt();
+                    Some(T::nearest(clip / most / norm))
+                }
+            };
         }
         let weight_decay = options.weight_decay != 0.0;
         Self {

@@ -11,8 +11,8 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::optimizer::PARAMETERS_MAX;
 
 use super::element::{Element, Float, each, each_with_one, each_with_three, each_with_two};
-use super::math::power;
 use super::prepare::{Options, Prepare};
+use tidewater_protocol::math::power;
 
 /// Hyper-parameters and gradient options of a table, in f64 as given.
 #[derive(Debug, Clone, Copy)]

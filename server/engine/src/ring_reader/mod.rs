@@ -341,6 +341,9 @@ impl Ring {
         let duplicate = header.seq < expected && !mutants::on(Mutant::SkipDuplicateCheck);
         if header.kind == FrameKind::Pad || duplicate {
             self.skip(len);
+            if let Some(kept) = &self.kept {
+                kept.skipped(self.state.head_bytes);
+            }
             return Ok(Next::Skipped);
         }
         if header.seq > expected {

@@ -130,6 +130,14 @@ impl KeptRing {
         fence(Ordering::Release);
     }
 
+    /// Stores the read position behind a frame without an effect, a PAD or a duplicate. Clients write from a position
+    /// that they have been told: a successor must not begin before it.
+    pub(super) fn skipped(&self, head_bytes: u64) {
+        self.at(PROGRESS_AT + self.last(), 24).store(8, head_bytes);
+        // SYNC: warm. The status record that tells the position is posted afterwards.
+        fence(Ordering::Release);
+    }
+
     /// Writes the reject record of a refused frame, before the frame is counted.
     pub(super) fn refuse(&self, reject: &Reject, session: SessionId) {
         let at = REJECTS_AT + (reject.seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES;
@@ -140,15 +148,21 @@ impl KeptRing {
     /// Reads the progress of the ring: last applied frame, read position, number of refused frames.
     pub(super) fn state(&self) -> StateLine {
         let words = self.at(PROGRESS_AT, LINE_BYTES).as_read();
-        let slot = match words.load(0) > words.load(24) {
-            true => 0,
-            false => 24,
-        };
+        let slot = self.last();
         StateLine {
             applied_seq: words.load(slot),
             durable_seq: words.load(slot),
             head_bytes: words.load(slot + 8),
             rejected: words.load(slot + 16),
+        }
+    }
+
+    /// Offset of the progress that is valid: that with the greater number.
+    fn last(&self) -> usize {
+        let words = self.at(PROGRESS_AT, LINE_BYTES).as_read();
+        match words.load(0) > words.load(24) {
+            true => 0,
+            false => 24,
         }
     }
 

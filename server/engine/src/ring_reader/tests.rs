@@ -260,3 +260,45 @@ fn a_frame_that_does_not_come_ends_its_lane() {
     assert_eq!(ring.late, None);
     assert_eq!(ring.late_frames(), 2, "once for each lane");
 }
+
+/// The position behind a PAD or a duplicate outlives the process: the client has been told it, and writes from there.
+#[test]
+fn position_behind_skipped_frames_is_kept() {
+    let (memory, inbox, plain) = ring(false);
+    let kept = KeptRing::new(&memory).unwrap();
+    let state = StateLine::default();
+    let status = memory.status_line(&state.to_line(SESSION)).unwrap();
+    let owner = RingOwner {
+        session: SessionId(SESSION),
+        sender: plain.sender,
+        check_frames: false,
+    };
+    let mut ring = Ring::at(owner, inbox.clone(), status, state, Some(kept));
+    let mut payload = Vec::new();
+    // Frame 1, the same once more, frame 2, and a PAD to the end of the ring.
+    for (at, seq) in [(0, 1), (64, 1), (128, 2)] {
+        let line = line_bytes(&frame(seq).to_line());
+        inbox.window().copy_in(INBOX_RING_AT + at, &line);
+    }
+    let pad = FrameHeader {
+        kind: FrameKind::Pad,
+        ..frame(0)
+    };
+    let line = line_bytes(&pad.to_line());
+    inbox.window().copy_in(INBOX_RING_AT + 192, &line);
+    inbox.reset_tail(RING_BYTES as u64);
+    for (skipped, end) in [
+        (false, 64),
+        (true, 128),
+        (false, 192),
+        (true, RING_BYTES as u64),
+    ] {
+        match ring.next(&mut payload).unwrap() {
+            Next::Frame(header) => ring.done(&header),
+            next => assert!(skipped && next == Next::Skipped, "{next:?} to {end}"),
+        }
+        let found = ring.kept.as_ref().unwrap().state();
+        assert_eq!(found.head_bytes, end);
+        assert_eq!(found.applied_seq, ring.state().applied_seq);
+    }
+}

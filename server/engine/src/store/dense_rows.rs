@@ -9,8 +9,8 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
-use tidewater_protocol::placement::partition_ranges;
-use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::placement::{block_layout, partition_ranges};
+use tidewater_protocol::table::TableSpec;
 
 use super::StoreError;
 use super::cut::{Outlet, Span};
@@ -80,13 +80,7 @@ impl DenseRows {
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        let by_rows = matches!(
-            spec.shape,
-            Shape::Dense {
-                layout: DenseLayout::Rows,
-                ..
-            }
-        );
+        let by_rows = block_layout(spec).is_none();
         let Some(ranges) = partition_ranges(spec).filter(|_| by_rows) else {
             return Err(ShardError::Shape {
                 table: spec.name.clone(),
@@ -355,7 +349,7 @@ mod tests {
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation, TableId};
     use tidewater_protocol::table::{
-        Apply, DType, GradientOptions, Init, KeyOptions, Optimizer, PushOp,
+        Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, PushOp, Shape,
     };
 
     use super::*;

@@ -254,6 +254,10 @@ impl Index {
         [self.table.block].into_iter().chain(other)
     }
 
+    pub(super) fn set_preallocator(&mut self, preallocator: Preallocator) {
+        self.preallocator = preallocator;
+    }
+
     /// Number of buckets of the present table.
     pub const fn buckets(&self) -> usize {
         self.table.buckets

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::{partition_of_key, partition_ranges};
-use tidewater_protocol::table::{PushOp, Shape, TableSpec};
+use tidewater_protocol::table::{PushOp, TableSpec};
 use tidewater_runtime::mem::versioned::RowHead;
 
 use super::StoreError;
@@ -391,12 +391,9 @@ impl RowWriter {
 
 /// Returns the partition of a row of the table by its key or index.
 fn partition_of(spec: &TableSpec, key: u64) -> u32 {
-    match spec.shape {
-        Shape::Sparse { .. } => partition_of_key(key, spec.partitions).0,
-        Shape::Dense { .. } => match partition_ranges(spec) {
-            Some(ranges) => ranges.part_of(key),
-            None => unreachable!("table {} is dense and has no ranges", spec.name),
-        },
+    match partition_ranges(spec) {
+        Some(ranges) => ranges.part_of(key),
+        None => partition_of_key(key, spec.partitions).0,
     }
 }
 

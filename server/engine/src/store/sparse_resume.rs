@@ -63,7 +63,9 @@ impl SparseShard {
             place,
         )?;
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
-        let index = Index::new(Arc::clone(memory), preallocator.clone(), owner)?;
+        // Blocks of the dead process are freed later by what the stores hold then: a block that the helper thread
+        // prepares or frees meanwhile would be among them.
+        let index = Index::new(Arc::clone(memory), Preallocator::none(), owner)?;
         let own = own_partitions(spec, partitions);
         let mut shard = Self::of_parts(extents, index, own, rows, spec);
         let slots = shard.extents.slots_of_all();
@@ -177,6 +179,11 @@ impl SparseShard {
         let next = self.rows().remove(place)?;
         self.extents.set_key(loc, NO_KEY)?;
         Ok(Slot::Free(next))
+    }
+
+    /// Lets the index use the helper thread from now on, see [`Self::resume`].
+    pub(crate) fn use_helper(&mut self, preallocator: &Preallocator) {
+        self.index.set_preallocator(preallocator.clone());
     }
 
     fn resume_row(&mut self, key: u64, loc: RowLocation) -> Result<(), ResumeError> {

@@ -240,6 +240,7 @@ fn rules_that_make_no_sense_are_refused() {
         (ftrl(0.1, 0.0, 0.0, 0.0), "beta"),
         (ftrl(0.1, 1.0, -1.0, 0.0), "l1"),
         (ftrl(0.1, 1.0, 0.0, f64::NAN), "l2"),
+        (ftrl(0.1, 0.0, 0.0, 1e-50), "beta"),
         (adadelta(0.0, 0.9, 1e-6), "lr"),
         (adadelta(1.0, 1.0, 1e-6), "rho"),
         (adadelta(1.0, -0.1, 1e-6), "rho"),
@@ -474,6 +475,12 @@ fn options_clip_and_then_decay() {
         [-3.0, -4.0],
         "not scaled up"
     );
+    let large = step(norm, [0.0; 2], [3e200, 4e200]);
+    let near = large
+        .iter()
+        .zip([-3.0, -4.0])
+        .all(|(found, right)| (found - right).abs() < 1e-12);
+    assert!(near, "squares beyond f64: {large:?}");
     // By value to 8, by norm to 5; the penalty is not clipped.
     let all = GradientOptions {
         weight_decay: 0.5,

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -79,15 +80,21 @@ pub(crate) fn under<T: Send>(
     mut decide: impl FnMut(&Call) -> Verdict,
     f: impl FnOnce() -> T + Send,
 ) -> T {
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (give, listener) = mpsc::channel();
+        let is_over = &is_over;
         let thread = scope.spawn(move || {
             give.send(install()).unwrap();
-            f()
+            let value = f();
+            is_over.store(true, Ordering::Relaxed);
+            value
         });
         let listener = listener.recv().unwrap().expect(
             "no seccomp filter with user notification: Linux 5.9 and a container that allows seccomp",
         );
+        // The end of a thread makes calls too: glibc reads a file before it shrinks a heap. They have to be answered.
+        let thread = scope.spawn(move || thread.join());
         while !thread.is_finished() {
             let mut fds = [PollFd::new(&listener, PollFlags::IN)];
             let wait = Duration::from_millis(20).try_into().ok();
@@ -96,13 +103,16 @@ pub(crate) fn under<T: Send>(
                 continue;
             }
             if let Some(notice) = receive(&listener) {
-                let verdict = decide(&call(&notice));
+                let verdict = match is_over.load(Ordering::Relaxed) {
+                    true => Verdict::Pass,
+                    false => decide(&call(&notice)),
+                };
                 respond(&listener, notice.id, verdict);
             }
         }
         match thread.join() {
-            Ok(value) => value,
-            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(Ok(value)) => value,
+            Ok(Err(panic)) | Err(panic) => std::panic::resume_unwind(panic),
         }
     })
 }

@@ -265,6 +265,12 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
     let text = manifest
         .to_text()
         .map_err(CheckpointError::io("write", &path))?;
+    if text.len() as u64 > MANIFEST_BYTES_MAX {
+        return Err(refuse(format!(
+            "{} bytes, and no load accepts more than {MANIFEST_BYTES_MAX}; use fewer tables, or shorter lists of partitions",
+            text.len()
+        )));
+    }
     if temporary.exists() {
         // Left by an interrupted save.
         disk.remove(&temporary)

@@ -182,6 +182,7 @@ impl Coordinator {
             }
         }
         let Some(member) = server.member else {
+            self.await_next_successor(number);
             return;
         };
         match peer.leaving {

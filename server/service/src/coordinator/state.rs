@@ -321,7 +321,7 @@ impl Coordinator {
         let models = self.models.values().map(|op| op.deadline);
         let models = models.chain(self.next_checkpoint());
         let gathering = self.gathering_deadline();
-        let successors = self.absent.values().map(|absent| absent.until);
+        let successors = self.successors_due().map(|(_, due)| due);
         barriers
             .chain(self.return_deadline())
             .chain(models)

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tidewater_journal::ServerImage;
 use tidewater_protocol::ids::{Incarnation, ServerId, TableId, WorkerId};
-use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
+use tidewater_protocol::limits::{PARKED_MAX, RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{
@@ -41,8 +41,10 @@ use super::tables::{Stage, TableEntry, refusal_of};
 #[derive(Debug)]
 pub(super) struct Absent {
     pub(super) end: ServerEnd,
-    /// Time on the coordinator's clock by which its successor must join.
+    /// Time on the coordinator's clock by which its successor must be connected, or have joined.
     pub(super) until: Duration,
+    /// Time by which a successor that stays connected must have joined: it resumes from its memory before.
+    latest: Duration,
     /// Jobs that have begun before its end. Others lose nothing with it.
     pub(super) jobs: BTreeSet<String>,
 }
@@ -72,8 +74,35 @@ impl Coordinator {
     /// ended when the coordinator was restarted.
     pub(super) fn await_again(&mut self, end: ServerEnd) {
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
+        let latest = self.now.saturating_add(RESUME_TIMEOUT);
         let jobs = self.jobs.keys().cloned().collect();
-        self.absent.insert(end.server, Absent { end, until, jobs });
+        let absent = Absent {
+            end,
+            until,
+            latest,
+            jobs,
+        };
+        self.absent.insert(absent.end.server, absent);
+    }
+
+    /// Servers without a successor, each with the time at which the wait for one ends.
+    pub(super) fn successors_due(&self) -> impl Iterator<Item = (ServerId, Duration)> {
+        self.absent.iter().map(|(&number, absent)| {
+            let server = self.servers.get(&number);
+            let is_resuming = server.is_some_and(|server| server.member.is_none());
+            match is_resuming {
+                true => (number, absent.latest),
+                false => (number, absent.until),
+            }
+        })
+    }
+
+    /// Begins the wait for a successor again after the connection of one that had not joined has ended.
+    pub(super) fn await_next_successor(&mut self, number: ServerId) {
+        let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
+        if let Some(absent) = self.absent.get_mut(&number) {
+            absent.until = until.min(absent.latest);
+        }
     }
 
     /// Handles the end of a server with a holder (a parent process that restarts it): raises the epoch and begins
@@ -168,7 +197,7 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Fails all jobs if a successor has not joined within its time limit. Ends all waits once the cluster
+    /// Fails all jobs if a successor has not connected or joined within its time limit. Ends all waits once the cluster
     /// stops.
     pub(super) fn expire_successors(&mut self) {
         if self.phase != Phase::Running {
@@ -178,14 +207,15 @@ impl Coordinator {
             }
             return;
         }
-        let mut absent = self.absent.values();
-        let Some(late) = absent.find(|absent| absent.until <= self.now) else {
+        let late = self.successors_due().find(|&(_, due)| due <= self.now);
+        let Some(late) = late.and_then(|(number, _)| self.absent.get(&number)) else {
             return;
         };
-        let text = format!(
-            "{}; no successor has joined within {SUCCESSOR_TIMEOUT:?}",
-            late.end
-        );
+        let within = match late.latest <= self.now {
+            true => RESUME_TIMEOUT,
+            false => SUCCESSOR_TIMEOUT,
+        };
+        let text = format!("{}; no successor has joined within {within:?}", late.end);
         let refusal = failure_of(&late.end).with_text(text);
         self.touch();
         for number in std::mem::take(&mut self.absent).into_keys() {

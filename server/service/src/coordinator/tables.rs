@@ -6,8 +6,8 @@ use tidewater_protocol::ids::{ServerId, TableId};
 use tidewater_protocol::limits::{PARTITIONS_AUTO, TABLES_MAX};
 use tidewater_protocol::placement::{Placement, default_partitions};
 use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::table::difference::difference;
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
-use tidewater_protocol::wire::difference::difference;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
 

@@ -348,7 +348,16 @@ impl Optimizer {
     /// Returns the first hyper-parameter that is out of its range on a table of `dtype`; `None` if all are
     /// valid.
     pub fn out_of_range(&self, dtype: DType) -> Option<Parameter> {
-        let mut parameters = self.parameters().into_iter();
+        let mut rule = *self;
+        // An l2 that rounds to 0 in the element type gives no slope; beta has to.
+        if let Self::Ftrl { l2, .. } = &mut rule
+            && dtype == DType::F32
+            && *l2 > 0.0
+            && *l2 as f32 == 0.0
+        {
+            *l2 = 0.0;
+        }
+        let mut parameters = rule.parameters().into_iter();
         parameters.find(|parameter| !parameter.is_valid(dtype))
     }
 

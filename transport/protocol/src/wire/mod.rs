@@ -17,7 +17,6 @@
 
 pub mod control;
 pub mod decoders;
-pub mod difference;
 pub mod error;
 pub mod frame;
 pub mod handshake;

@@ -110,8 +110,9 @@ fn wrong_expression(text: &str, source: ExpressionError) -> ClientError {
 /// ```
 #[derive(Debug, Clone)]
 pub struct FunctionArgs<'a, T> {
-    /// Tables of `x`, `y` and `z`. They have the target's shape, element type, number of partitions and
-    /// [`partition_servers`](tidewater_protocol::table::TableSpec::partition_servers); a sparse table is only combined with itself. Empty: `x` is the target.
+    /// Tables of `x`, `y` and `z`. They have the target's shape, element type, number of partitions,
+    /// [`partition_servers`](tidewater_protocol::table::TableSpec::partition_servers) and
+    /// [`partition_starts`](tidewater_protocol::table::TableSpec::partition_starts); a sparse table is only combined with itself. Empty: `x` is the target.
     pub inputs: &'a [&'a Table<T>],
     /// Values of the parameters `p0`, `p1`, ...
     pub parameters: &'a [f64],

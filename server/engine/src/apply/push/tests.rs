@@ -196,6 +196,11 @@ fn weighted_values_are_finite_too() {
         }
         let refused = push_bytes(&mut engine, 5, 2, weighted, &bytes(2.0));
         assert_eq!(refused, Err(RejectReason::NotFinite { row: 1, key: 6 }));
+        // In f32 the last one is 0, and a mean would divide by it.
+        for weight in [f64::NAN, -1.0, 1e39, 1e-50] {
+            let refused = push_bytes(&mut engine, 5, 2, weighted, &bytes(weight));
+            assert!(refused.is_err(), "{weight}");
+        }
         for weight in [1.0, 0.5] {
             let applied = push_bytes(&mut engine, 5, 2, weighted, &bytes(weight));
             assert_eq!(applied, Ok(Effect::Applied), "{weight}");

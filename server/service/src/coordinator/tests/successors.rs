@@ -1,7 +1,7 @@
 //! Servers with a holder: their end, their successor, and the new beginning of their jobs.
 
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::limits::{PARKED_MAX, SUCCESSOR_TIMEOUT};
+use tidewater_protocol::limits::{PARKED_MAX, RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};
 use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{ServerEnd, ServerRestart};
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
@@ -193,6 +193,35 @@ fn job_fails_without_a_successor() {
         assert_eq!(rig.notices(w1).last(), Some(&Notice::PeerFailed(refusal)));
         assert_eq!(rig.state.next_deadline(), None);
     }
+}
+
+/// A successor reads its memory before it joins: while it is connected the wait goes on, up to its own limit. When it
+/// dies meanwhile, another one is awaited.
+#[test]
+fn connected_successor_may_take_long() {
+    let (mut rig, [_, s1], [w0, _]) = with_table();
+    rig.close(s1);
+    let ended = rig.now;
+    rig.barrier(w0, 3, "x");
+    let first = rig.connects(Role::Server, 1, "ops").unwrap();
+    let tick = |rig: &mut Rig, now| {
+        rig.now = now;
+        rig.state.tick(now);
+        rig.actions.extend(rig.state.take_actions());
+    };
+    tick(&mut rig, ended + 4 * SUCCESSOR_TIMEOUT);
+    assert_eq!(rig.answer(w0, 3), None);
+    assert_eq!(rig.state.next_deadline(), Some(ended + RESUME_TIMEOUT));
+    rig.close(first);
+    let due = rig.now + SUCCESSOR_TIMEOUT;
+    assert_eq!(rig.state.next_deadline(), Some(due));
+    let second = rig.connects(Role::Server, 1, "ops").unwrap();
+    tick(&mut rig, due + SUCCESSOR_TIMEOUT);
+    assert_eq!(rig.state.next_deadline(), Some(ended + RESUME_TIMEOUT));
+    tick(&mut rig, ended + RESUME_TIMEOUT);
+    let refusal = rig.refusal(w0, 3);
+    assert!(refusal.text.contains("has joined within 600s"), "{refusal}");
+    rig.close(second);
 }
 
 /// The report of a holder may arrive before the end of its server's connection.

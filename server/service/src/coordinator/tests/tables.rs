@@ -212,7 +212,7 @@ fn listed_servers_own_their_partitions() {
             "partition 2 on server 0, asked for server 1",
         ),
         (on_servers("a", &[1, 1, 0]), "partitions is 4, asked for 3"),
-        (on_servers("a", &[1, 1, 0]), "has 4 servers, asked for 3"),
+        (on_servers("a", &[1, 1, 0]), "has 4 entries, asked for 3"),
         (without, "partition_servers is a list, asked for None"),
     ] {
         rig.ask(w0, 4, Ask::CreateTable(other));
@@ -234,7 +234,7 @@ fn absent_servers_are_refused() {
     rig.ask(w0, 2, Ask::CreateTable(on_servers("b", &[1, 0])));
     rig.ask(w0, 5, Ask::CreateTable(on_servers("b", &[1, 0, 1])));
     let text = rig.refusal(w0, 5).text;
-    assert!(text.contains("has 2 servers, asked for 3"), "{text}");
+    assert!(text.contains("has 2 entries, asked for 3"), "{text}");
     let (s0, s1) = (rig.server(0), rig.server(1));
     rig.ask(w0, 3, Ask::CreateTable(wrong));
     let refusal = rig.refusal(w0, 3);

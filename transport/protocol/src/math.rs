@@ -7,7 +7,8 @@ use std::f64::consts::{FRAC_PI_2, LN_2, SQRT_2};
 
 /// Computes `base^exponent` by squaring, from the exponent's highest bit down: `b^(2k) = (b^k)^2`,
 /// `b^(2k+1) = (b^k)^2 b`. At most 128 multiplications.
-pub(super) fn power(base: f64, exponent: u64) -> f64 {
+#[inline]
+pub fn power(base: f64, exponent: u64) -> f64 {
     let mut power = 1.0;
     for bit in (0..u64::BITS - exponent.leading_zeros()).rev() {
         power *= power;
@@ -33,7 +34,8 @@ const ATANH: [f64; 10] = [
 ];
 
 /// Computes the natural logarithm of a normal, positive `x`, within 2 units in the last place.
-pub(super) fn ln(x: f64) -> f64 {
+#[inline]
+pub fn ln(x: f64) -> f64 {
     const FRACTION: u64 = (1 << 52) - 1;
     const ONE: u64 = 1023 << 52;
     // x = fraction * 2^exponent with the fraction around 1, so that nothing cancels near x = 1.
@@ -74,7 +76,8 @@ const COS: [f64; 8] = [
 ];
 
 /// Returns `(cos, sin)` of the angle `turn`, in whole turns, `0 <= turn < 1`. Absolute error below 3e-16.
-pub(super) fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
+#[inline]
+pub fn cos_sin_of_turn(turn: f64) -> (f64, f64) {
     // The nearest quarter turn, and the rest in [-1/2, 1/2] quarters: both exact.
     let quarter = (4.0 * turn + 0.5).floor();
     let angle = (4.0 * turn - quarter) * FRAC_PI_2;

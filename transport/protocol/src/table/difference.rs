@@ -1,7 +1,7 @@
 //! What differs between two definitions of one table, in words.
 
+use super::TableSpec;
 use crate::limits::PARTITIONS_AUTO;
-use crate::table::TableSpec;
 
 /// Lists the fields in which two table definitions differ, for an error text; `None` if they agree. A
 /// requested `PARTITIONS_AUTO` agrees with any number of partitions.
