@@ -8,14 +8,18 @@ mod common;
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
 
+use std::time::Duration;
+
 use common::Cluster;
 use common::faults::{Faults, seed, transports};
 use oracle::Oracle32;
+
 use tidewater::{
     AnyTable, Client, ClientError, PullOptions, Schedule, SyncMode, Table, TableBuilder,
 };
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{DType, GradientOptions, Optimizer, PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
 
 const DIM: usize = 3;
 const ROWS: u64 = 24;
@@ -186,6 +190,12 @@ fn highest_rank_sets_a_tick() {
                 if ahead < steps {
                     work(&mut clients, 1, ahead);
                 }
+            }
+            // A pull under SSP does not wait for the last ticks.
+            let deadline = Deadline::after(Duration::from_secs(20));
+            while clients[0].global_clock().unwrap() < u64::from(steps) {
+                assert!(!deadline.passed(), "the last tick is not complete");
+                std::thread::yield_now();
             }
             for checked in &mut all {
                 for step in 0..steps {

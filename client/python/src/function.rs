@@ -17,7 +17,8 @@ impl<'py> FromPyObject<'_, 'py> for Parameter {
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let value: f64 = given.extract()?;
-        if given.is_instance_of::<PyInt>() && !value.into_pyobject(given.py())?.eq(given)? {
+        let float = value.into_pyobject(given.py())?.into_any();
+        if given.is_instance_of::<PyInt>() && !float.eq(given.to_owned())? {
             return Err(PyValueError::new_err(format!(
                 "parameter {} is no exact float; write it in the expression, or give a float",
                 given.str()?
@@ -42,7 +43,10 @@ impl Inputs {
     ) -> PyResult<Self> {
         Ok(Self {
             tables: inputs.iter().map(|table| table.any()).collect(),
-            parameters: parameters.into_iter().map(|Parameter(value)| value).collect(),
+            parameters: parameters
+                .into_iter()
+                .map(|Parameter(value)| value)
+                .collect(),
             range: range.map(elements).transpose()?,
         })
     }

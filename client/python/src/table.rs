@@ -239,7 +239,9 @@ impl Table {
     fn partition_servers(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         let any = self.any;
         let session = self.session(py);
-        let owners = session.get().with(py, |client| any.partition_owners(client))?;
+        let owners = session
+            .get()
+            .with(py, |client| any.partition_owners(client))?;
         Ok(owners.iter().map(|owner| owner.server.0).collect())
     }
 
@@ -251,7 +253,9 @@ impl Table {
         }
         let any = self.any;
         let session = self.session(py);
-        let ranges = session.get().with(py, |client| any.partition_ranges(client))?;
+        let ranges = session
+            .get()
+            .with(py, |client| any.partition_ranges(client))?;
         Ok(Some(ranges.into_iter().map(|range| range.start).collect()))
     }
 
