@@ -1,4 +1,4 @@
-//! Tables whose partitions are on servers of the user's choice: every kind of call agrees with local values, and the
+//! Tables with partitions on servers of the user's choice: every kind of call agrees with local values, and the
 //! partitions are where the list says.
 
 use std::time::Duration;
@@ -98,7 +98,7 @@ fn element_starts() -> [u64; 7] {
     BLOCK_STARTS.map(|block| block * BLOCK)
 }
 
-/// The builders of tables with the placement of [`placed`] whose dense ones are cut unevenly too.
+/// The builders of tables with the placement of [`placed`]; dense ones are cut unevenly too.
 fn cut(builders: [TableBuilder; 3]) -> [TableBuilder; 3] {
     let [sparse, rows, range] = builders;
     let (rows, range) = (

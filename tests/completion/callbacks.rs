@@ -24,7 +24,7 @@ fn push_with_callback(
     ticket
 }
 
-/// Keys whose callbacks have run since the last call, all without an error.
+/// Keys of the callbacks that have run since the last call, all without an error.
 fn keys_of(results: &Receiver<Outcome>) -> Vec<u64> {
     let of = |(key, result): Outcome| {
         result.unwrap();

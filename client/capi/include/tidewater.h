@@ -164,7 +164,7 @@ typedef enum {
     TW_ROW_ADAGRAD = 10,
     // {lr, beta1, beta2, eps}
     TW_AMSGRAD = 11,
-    // {lr, rho, eps}
+    // {lr, rho, eps} of AdaDelta
     TW_ADADELTA = 12,
     // {lr, l1}: SGD, then a soft threshold of lr l1
     TW_PROXIMAL_SGD = 13,

@@ -270,7 +270,7 @@ impl<T: Float> SparseVector<T> {
     /// Inner product with a dense vector of the space, as [`SparseVector::dot`].
     ///
     /// # Errors
-    /// As [`SparseVector::dot`], and as [`Vector::pull_at`], whose cost it has.
+    /// As [`SparseVector::dot`], and as [`Vector::pull_at`]; it has the cost of that.
     pub fn dot_dense(&self, other: &Vector<T>) -> Result<f64, ClientError> {
         self.same_space("dot_dense", &other.space())?;
         let (indices, values): (Vec<u64>, Vec<T>) = self.pairs()?.into_iter().unzip();

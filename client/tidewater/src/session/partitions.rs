@@ -108,7 +108,7 @@ impl Client {
     /// an allocation of 16 bytes for each partition.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a sparse table, whose keys are spread by a hash, for the handle of another client,
+    /// [`ClientError::Argument`] for a sparse table (a hash spreads its keys), for the handle of another client,
     /// or of a released table.
     ///
     /// # Examples

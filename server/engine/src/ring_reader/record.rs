@@ -131,10 +131,10 @@ impl KeptRing {
     }
 
     /// Stores the read position behind a frame without an effect, a PAD or a duplicate. Clients write from a position
-    /// that they have been told: a successor must not begin before it.
+    /// that the status record has: a successor must not begin before it.
     pub(super) fn skipped(&self, head_bytes: u64) {
         self.at(PROGRESS_AT + self.last(), 24).store(8, head_bytes);
-        // SYNC: warm. The status record that tells the position is posted afterwards.
+        // SYNC: warm. The status record with the position is posted afterwards.
         fence(Ordering::Release);
     }
 

@@ -261,7 +261,7 @@ fn a_frame_that_does_not_come_ends_its_lane() {
     assert_eq!(ring.late_frames(), 2, "once for each lane");
 }
 
-/// The position behind a PAD or a duplicate outlives the process: the client has been told it, and writes from there.
+/// The position behind a PAD or a duplicate outlives the process: the client has read it, and writes from there.
 #[test]
 fn position_behind_skipped_frames_is_kept() {
     let (memory, inbox, plain) = ring(false);

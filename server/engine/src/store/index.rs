@@ -1,4 +1,4 @@
-//! Index of a table on one applier: u64 key to slot number, open addressing with linear probing in
+//! (long: with its tests.) Index of a table on one applier: u64 key to slot number, open addressing with linear probing in
 //! private memory.
 //!
 //! A bucket has four bytes: a slot number from 1, under as many bits of the key's hash as there is

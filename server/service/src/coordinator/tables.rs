@@ -374,7 +374,7 @@ pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     }
 }
 
-/// Refusal of a table whose definition is not valid in this cluster.
+/// Refusal of a table with a definition that is not valid in this cluster.
 fn bad_spec(table: &str, error: &SpecError) -> Refusal {
     Refusal::new(RefusalCode::BadSpec, [0; 4]).with_text(format!("table \"{table}\": {error}"))
 }

@@ -1,4 +1,4 @@
-//! `TableSpec::validate`: decides in one place which tables may exist.
+//! `TableSpec::validate`: decides in one place which tables may exist. (long: one error for each.)
 
 use crate::ids::{DomainId, PartitionId, ServerId};
 use crate::limits::{
@@ -290,7 +290,7 @@ impl TableSpec {
     /// Checks that a cluster of `servers` servers has every server of [`TableSpec::partition_servers`].
     ///
     /// # Errors
-    /// [`SpecError::PartitionServer`] with the first partition whose server number is `servers` or more.
+    /// [`SpecError::PartitionServer`] with the first partition that has a server number of `servers` or more.
     pub fn check_servers(&self, servers: u32) -> Result<(), SpecError> {
         let listed = self.partition_servers.as_deref().unwrap_or_default();
         let mut numbered = (0..).map(PartitionId).zip(listed);

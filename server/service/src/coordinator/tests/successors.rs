@@ -1,4 +1,4 @@
-//! Servers with a holder: their end, their successor, and the new beginning of their jobs.
+//! Servers with a holder: their end, their successor, and the new beginning of their jobs. (long: a test each.)
 
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PARKED_MAX, RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};

@@ -210,7 +210,7 @@ fn number_limits_hold_at_both_ends() {
     refuses_lane(lane);
 }
 
-/// A table whose partition is on another server than its definition says is refused by the side that sends it and by
+/// A table with a partition on another server than its definition says is refused by the side that sends it and by
 /// the one that receives it.
 #[test]
 fn placement_agrees_with_listed_servers() {
