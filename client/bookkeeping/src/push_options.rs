@@ -18,8 +18,8 @@ use tidewater_protocol::table::{Apply, PushOp, TableSpec};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PushOptions {
-    /// Weight of the push: 0, or a normal number above 0 of the table's element type ([`DType::weights`]). For
-    /// gradients and sums of floating-point tables.
+    /// Weight of the push: 0, or a normal number above 0 of the table's element type. For gradients and sums of
+    /// floating-point tables.
     ///
     /// On arrival the learning rate of a gradient is multiplied by it, and the values of a sum. Weight 0
     /// changes optimizer state only. At the tick, gradients and sums are multiplied by their weights
