@@ -223,11 +223,12 @@ fn placed_tables_tick_like_one_server() {
             let values = vec![f64::from(number); KEYS as usize * DIM];
             for table in &tables[..2] {
                 let pushed = client.push_rows(table, &keys, &values, PushOp::Gradient);
-                let _ = pushed.unwrap();
+                // The tick waits for the push, and returns its refusal.
+                drop(pushed.unwrap());
             }
             let values = vec![f64::from(number) / 3.0; ELEMENTS];
             let pushed = client.push_range(&tables[2], 0, &values, PushOp::Gradient);
-            let _ = pushed.unwrap();
+            drop(pushed.unwrap());
             client.tick().unwrap();
         }
         pull(&mut client, &tables)

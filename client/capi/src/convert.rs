@@ -651,15 +651,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn lists_and_rules_are_the_builders() {
-        let options = tw_table_options {
+    /// A range table of 7 x 3 elements of f32, and nothing else set.
+    fn range_options() -> tw_table_options {
+        tw_table_options {
             dtype: tw_dtype::TW_F32 as i32,
             kind: tw_kind::TW_RANGE as i32,
             rows: 7,
             cols: 3,
             ..tw_table_options::zero()
-        };
+        }
+    }
+
+    #[test]
+    fn lists_and_rules_are_the_builders() {
+        let options = range_options();
         let lists = PartitionLists {
             servers: Some(&[0, 0, 1]),
             starts: Some(&[0, 8, 16]),
@@ -704,13 +709,7 @@ mod tests {
 
     #[test]
     fn a_table_of_zeros_but_for_what_is_needed_is_the_builders() {
-        let options = tw_table_options {
-            dtype: tw_dtype::TW_F32 as i32,
-            kind: tw_kind::TW_RANGE as i32,
-            rows: 7,
-            cols: 3,
-            ..tw_table_options::zero()
-        };
+        let options = range_options();
         let builder = tidewater::TableBuilder::range::<f32>("t", 7, 3);
         let none = PartitionLists::default();
         assert_eq!(&table_spec("t", &options, none).unwrap(), builder.spec());

@@ -20,15 +20,21 @@
         }                                                                                        \
     } while (0)
 
-static tw_table table_of(tw_session *session, const char *name)
+static tw_table_options options_of(const char *name)
 {
-    tw_table table;
     tw_table_options options = {.size = sizeof options};
     options.name = name;
     options.dtype = TW_F64;
     options.kind = TW_RANGE;
     options.rows = ELEMENTS;
     options.cols = 1;
+    return options;
+}
+
+static tw_table table_of(tw_session *session, const char *name)
+{
+    tw_table table;
+    tw_table_options options = options_of(name);
     CHECK(tw_table_create(session, &options, &table) == TW_OK);
     return table;
 }
@@ -66,14 +72,9 @@ static void doubles_and_sums(tw_session *session, tw_table x, tw_table y)
 static void places_partitions(tw_session *session)
 {
     const uint32_t one_server[] = {0, 0, 0}, no_server[] = {0, 0, 7};
-    tw_table_options options = {.size = sizeof options};
+    tw_table_options options = options_of("placed");
     tw_table table, again;
     double sum;
-    options.name = "placed";
-    options.dtype = TW_F64;
-    options.kind = TW_RANGE;
-    options.rows = ELEMENTS;
-    options.cols = 1;
     options.partition_servers = no_server;
     options.partition_server_count = 3;
     CHECK(tw_table_create(session, &options, &table) == TW_ERR_ARGUMENT);
@@ -98,15 +99,10 @@ static void places_partitions(tw_session *session)
 static void cuts_partitions(tw_session *session)
 {
     uint64_t starts[] = {0, 512, 1001};
-    tw_table_options options = {.size = sizeof options};
+    tw_table_options options = options_of("cut");
     tw_table_info info = {.size = sizeof info};
     tw_table table;
     double sum;
-    options.name = "cut";
-    options.dtype = TW_F64;
-    options.kind = TW_RANGE;
-    options.rows = ELEMENTS;
-    options.cols = 1;
     options.block_bytes = 4096;
     options.partition_starts = starts;
     options.partition_start_count = 3;

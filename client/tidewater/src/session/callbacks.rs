@@ -49,7 +49,7 @@ impl Drop for Callbacks {
         let why =
             "the client was dropped before the servers had answered; flush or finish it first";
         while !self.pending.is_empty() {
-            // The panic hook has reported the panic, and the other callbacks are still due.
+            // Harmless: the panic hook has reported the panic, a drop cannot return it, and the others are still due.
             let _ = catch_unwind(AssertUnwindSafe(|| self.abandon(why)));
         }
     }

@@ -51,8 +51,7 @@ pub trait Partitioner {
     /// Returns the first row (tables by rows) or element (range tables) of each partition of a dense table, as many as
     /// servers; see [`TableBuilder::partition_starts`]. `None`, which the default returns, for near-equal partitions.
     /// Called after [`Partitioner::partition_servers`], with the same arguments.
-    fn partition_starts(&self, spec: &TableSpec, appliers: &[u16]) -> Option<Vec<u64>> {
-        let _ = (spec, appliers);
+    fn partition_starts(&self, _spec: &TableSpec, _appliers: &[u16]) -> Option<Vec<u64>> {
         None
     }
 }

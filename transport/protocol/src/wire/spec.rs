@@ -202,7 +202,7 @@ pub enum SpecError {
     NoPartitionStarts,
     /// The partitions of a sparse table have no first row.
     #[error(
-        "partition_starts is set on a sparse table, whose keys are spread by a hash: use a dense table, or leave it out"
+        "partition_starts is set on a sparse table; a hash spreads its keys: use a dense table, or leave it out"
     )]
     StartsOfSparse,
     /// A partition does not begin behind the one before it, or not in the table.
@@ -292,7 +292,7 @@ impl TableSpec {
     /// # Errors
     /// [`SpecError::PartitionServer`] with the first partition that has a server number of `servers` or more.
     pub fn check_servers(&self, servers: u32) -> Result<(), SpecError> {
-        let listed = self.partition_servers.as_deref().unwrap_or_default();
+        let listed = self.partition_servers.iter().flatten();
         let mut numbered = (0..).map(PartitionId).zip(listed);
         match numbered.find(|(_, server)| server.0 >= servers) {
             None => Ok(()),
