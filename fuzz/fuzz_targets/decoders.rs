@@ -7,7 +7,7 @@ use tidewater_data::decoders::DECODERS as DATA;
 use tidewater_expression::decoders::DECODERS as EXPRESSION;
 use tidewater_lanes::tcp;
 use tidewater_protocol::{layout, wire};
-use tidewater_service::checkpoint;
+use tidewater_checkpoint as checkpoint;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater::{Client, DomainId, JoinOptions, PullOptions, Reduce, SyncMode, TableBuilder};
+use tidewater_checkpoint::{Manifest, read_manifest};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::checkpoint::{Manifest, read_manifest};
 
 use crate::model::{Rows, rows};
 use crate::proc::Process;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tidewater_service::checkpoint::{PartReader, read_manifest};
+use tidewater_checkpoint::{PartReader, read_manifest};
 
 /// Bytes of the row and of its optimizer state, by table and key.
 pub(crate) type Rows = BTreeMap<(String, u64), Vec<u8>>;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tidewater::table::TableBuilder;
 use tidewater::{Client, JoinOptions, PullOptions, SyncMode};
+use tidewater_checkpoint::read_manifest;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::checkpoint::read_manifest;
 
 use crate::by_hand::Cluster;
 use crate::model::rows;

@@ -165,7 +165,7 @@ impl Description {
         let model = match &config.load {
             None => 0,
             Some(model) => {
-                let path = Path::new(model).join(tidewater_service::checkpoint::MANIFEST_NAME);
+                let path = Path::new(model).join(tidewater_checkpoint::MANIFEST_NAME);
                 hash_bytes(&fs::read(&path).map_err(failed("read", &path))?)
             }
         };

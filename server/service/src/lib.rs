@@ -21,7 +21,6 @@
 
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
-pub mod checkpoint;
 pub mod coordinator;
 pub mod coordinator_client;
 pub mod embedded;

@@ -20,8 +20,10 @@ use tidewater_protocol::wire::control::{CommandReply, DomainClock, SavedPart, Ta
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
-use crate::checkpoint::{self, Appliers, BegunSave, OsDisk, SaveRequest, SavedModel};
 use crate::panics::refuse_panic;
+use tidewater_checkpoint::{
+    self as checkpoint, Appliers, BegunSave, OsDisk, SaveRequest, SavedModel,
+};
 
 /// Time after an order for which the opened model is kept for the next load.
 const KEEP_INDEX: Duration = Duration::from_secs(1);
@@ -371,6 +373,8 @@ impl FileThread {
 
 #[cfg(test)]
 mod tests {
+    mod orders;
+
     use tidewater_engine::apply::engine::Engine;
     use tidewater_protocol::ids::ApplierId;
 

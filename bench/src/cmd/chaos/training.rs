@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
-use tidewater_service::checkpoint::read_manifest;
+use tidewater_checkpoint::read_manifest;
 
 use super::cluster::{LIMIT, Shape, append, occurrences};
 use super::faults::Fault;

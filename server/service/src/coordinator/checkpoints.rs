@@ -28,7 +28,7 @@ use super::jobs::{Job, Worker};
 use super::models::{By, Request, Step};
 use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
 use super::tables::Stage;
-use crate::checkpoint::series::dir_of;
+use tidewater_checkpoint::series::dir_of;
 
 /// Interval at which the alive file of a job is updated, which records that the job runs.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);

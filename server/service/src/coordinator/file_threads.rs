@@ -16,8 +16,8 @@ use tidewater_runtime::clock::{Deadline, unix_ms};
 
 use super::files::Files;
 use super::state::{FileDone, FileTask};
-use crate::checkpoint::series::{Alive, write_alive};
 use crate::panics::refuse_panic;
+use tidewater_checkpoint::series::{Alive, write_alive};
 
 /// Maximum number of notes "this job is alive" that wait for the file system; further ones are dropped.
 const BEATS_MAX: usize = 64;

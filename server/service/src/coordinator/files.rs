@@ -13,7 +13,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::state::{FileDone, FileTask};
-use crate::checkpoint::{self, CheckpointError, OsDisk};
+use tidewater_checkpoint::{self as checkpoint, CheckpointError, OsDisk};
 
 /// Performs the file tasks of saves and loads, and keeps the directories that it has locked, by operation number.
 #[derive(Debug, Default)]

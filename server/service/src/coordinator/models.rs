@@ -15,7 +15,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
 use super::tables::{Stage, refusal_of};
-use crate::checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
+use tidewater_checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
 use tidewater_journal::Outcome;
 
 /// A save or load of a job's tables under way; at most one per job.

@@ -11,7 +11,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::checkpoints::{Durable, Every, Resume};
 use super::models::{By, Step};
 use super::state::{Action, Asker, Coordinator, FileTask, bad};
-use crate::checkpoint::series::{Found, Newest, dir_of_job};
+use tidewater_checkpoint::series::{Found, Newest, dir_of_job};
 
 impl Coordinator {
     /// Queues a worker's Join until its job's newest checkpoint is loaded, and starts the load. Returns

@@ -25,8 +25,8 @@ use super::rendezvous::Gathering;
 use super::successors::Absent;
 use super::tables::TableEntry;
 use super::tasks::OpenRequests;
-use crate::checkpoint::Manifest;
-use crate::checkpoint::series::Found;
+use tidewater_checkpoint::Manifest;
+use tidewater_checkpoint::series::Found;
 use tidewater_journal::Outcome;
 
 /// Number of a connection, assigned by the event loop and never reused.

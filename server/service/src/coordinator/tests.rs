@@ -30,7 +30,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::checkpoints::{CheckpointPolicy, Every};
 use super::state::*;
-use crate::checkpoint::Manifest;
+use tidewater_checkpoint::Manifest;
 
 const APPLIERS: u16 = 2;
 

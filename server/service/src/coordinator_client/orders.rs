@@ -11,8 +11,8 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::Enlisted;
-use crate::checkpoint::Appliers;
 use crate::model_files::{FileOrder, ModelFiles};
+use tidewater_checkpoint::Appliers;
 
 /// Operations by which a server carries out the coordinator's orders. Each call blocks until its work is done.
 pub trait Orders {

@@ -17,7 +17,7 @@ use tidewater_protocol::wire::hello::RANDOM_BYTES;
 
 use super::orders::take_ended;
 use super::*;
-use crate::checkpoint::Appliers;
+use tidewater_checkpoint::Appliers;
 
 /// A server without tables, with a report that waits for a word of the test.
 struct SlowReport {

@@ -7,8 +7,8 @@ use tidewater_protocol::wire::control::{DomainClock, ServerStatus, TableInfo, Th
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::ServerHandle;
-use crate::checkpoint::Appliers;
 use crate::coordinator_client::Orders;
+use tidewater_checkpoint::Appliers;
 use tidewater_engine::apply::engine::Engine;
 
 impl Appliers for ServerHandle {

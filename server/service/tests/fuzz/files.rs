@@ -7,6 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use tidewater_checkpoint::decoders::{DECODERS, specs};
+use tidewater_checkpoint::{
+    Appliers, CheckpointError, Disk, MANIFEST_NAME, Manifest, OsDisk, PartReader, PartWriter,
+    SaveRequest, SavedFile, SavedModel, SavedTable, commit, load_table, save_part,
+};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
 use tidewater_engine::namespace::FrameSender;
@@ -22,11 +27,6 @@ use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{DType, Optimizer, PushOp, Shape, TableSpec};
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_protocol::wire::decoders::DECODERS as WIRE;
-use tidewater_service::checkpoint::decoders::{DECODERS, specs};
-use tidewater_service::checkpoint::{
-    Appliers, CheckpointError, Disk, MANIFEST_NAME, Manifest, OsDisk, PartReader, PartWriter,
-    SaveRequest, SavedFile, SavedModel, SavedTable, commit, load_table, save_part,
-};
 
 use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;

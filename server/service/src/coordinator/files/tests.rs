@@ -5,8 +5,8 @@ use rustix::io::Errno;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
 use super::*;
-use crate::checkpoint::faults::{Call, Kind, Verdict, under};
-use crate::checkpoint::{MANIFEST_NAME, Manifest, PartReader, PartWriter, read_manifest};
+use tidewater_checkpoint::testing::faults::{Call, Kind, Verdict, under};
+use tidewater_checkpoint::{MANIFEST_NAME, Manifest, PartReader, PartWriter, read_manifest};
 
 fn text(dir: &Path) -> String {
     dir.to_str().unwrap().to_owned()

@@ -3,7 +3,7 @@
 use tidewater_protocol::table::Reduce;
 
 use super::*;
-use crate::checkpoint::{Found, Newest, SavedFile, SavedTable};
+use tidewater_checkpoint::{Found, Newest, SavedFile, SavedTable};
 
 const EVERY: Duration = Duration::from_secs(5);
 

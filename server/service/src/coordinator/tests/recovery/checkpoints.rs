@@ -3,7 +3,7 @@
 use tidewater_protocol::table::Reduce;
 
 use super::*;
-use crate::checkpoint::Found;
+use tidewater_checkpoint::Found;
 
 const EVERY: Duration = Duration::from_secs(5);
 

@@ -1,4 +1,4 @@
-//! Fault injection below [`OsDisk`](super::OsDisk): file system calls that fail, or do not return.
+//! Fault injection below [`OsDisk`](crate::OsDisk): file system calls that fail, or do not return.
 //! A seccomp filter hands the calls of one thread to a supervisor. For each call, that lets it
 //! pass, fails it, or ends the process (seccomp user notification, Linux 5.9; no privilege).
 
@@ -17,32 +17,40 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 /// Operation that a system call performs on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// `openat` of a new file.
     Create,
     /// `openat` of an existing file.
     Open,
+    /// `write`.
     Write,
+    /// `read` or `pread64`.
     Read,
+    /// `fsync` or `fdatasync`.
     Sync,
+    /// `rename` and its newer forms.
     Rename,
+    /// `unlink` or `unlinkat`.
     Remove,
 }
 
 /// An intercepted system call. Its thread is blocked until the supervisor decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Call {
-    pub(crate) kind: Kind,
+pub struct Call {
+    /// What it does.
+    pub kind: Kind,
     /// Path of the file that the call uses; for a rename the old path.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// New path of a rename; `None` for other calls.
-    pub(crate) to: Option<PathBuf>,
+    pub to: Option<PathBuf>,
 }
 
 /// The supervisor's decision on an intercepted call: let it pass, or make it fail with an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
+    /// The kernel performs it.
     Pass,
+    /// It fails with this number.
     Fail(Errno),
 }
 
@@ -76,10 +84,7 @@ enum Arguments {
 
 /// Runs `f` on a new thread and returns its result. The calling thread supervises: `decide` is called for
 /// each intercepted file system call of `f`. A panic of `f` continues in the caller.
-pub(crate) fn under<T: Send>(
-    mut decide: impl FnMut(&Call) -> Verdict,
-    f: impl FnOnce() -> T + Send,
-) -> T {
+pub fn under<T: Send>(mut decide: impl FnMut(&Call) -> Verdict, f: impl FnOnce() -> T + Send) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (give, listener) = mpsc::channel();

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::DomainClock;
 
-use super::CheckpointError;
-use super::disk::Disk;
-use super::manifest::{MANIFEST_NAME, Manifest, part_length, read_manifest};
+use crate::CheckpointError;
+use crate::disk::Disk;
+use crate::manifest::{MANIFEST_NAME, Manifest, part_length, read_manifest};
 
 /// Name of the file that records when the job was last alive.
 const ALIVE_NAME: &str = "alive";
@@ -27,11 +27,11 @@ const ALIVE_BYTES_MAX: u64 = 64 << 10;
 
 /// Content of the alive file of a job: when the job was last alive, and its clocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Alive {
+pub struct Alive {
     /// Time of the last note, in milliseconds since 1970.
-    pub(crate) unix_ms: u64,
+    pub unix_ms: u64,
     /// Highest clocks of the job's workers, plus those of the checkpoint from which it continued.
-    pub(crate) clocks: Vec<DomainClock>,
+    pub clocks: Vec<DomainClock>,
 }
 
 /// The newest complete checkpoint of a job.
@@ -62,7 +62,7 @@ pub struct Found {
 
 /// Path of the directory of a job's checkpoints in `dir`. Bytes of the namespace other than letters, digits,
 /// `-`, `_` and inner `.` become `%XX`.
-pub(crate) fn dir_of_job(dir: &str, namespace: &str) -> String {
+pub fn dir_of_job(dir: &str, namespace: &str) -> String {
     let mut path = dir.to_owned();
     path.push('/');
     for (n, byte) in namespace.bytes().enumerate() {
@@ -77,7 +77,7 @@ pub(crate) fn dir_of_job(dir: &str, namespace: &str) -> String {
 }
 
 /// Path of checkpoint `number` in the directory `job` of its job.
-pub(crate) fn dir_of(job: &str, number: u64) -> String {
+pub fn dir_of(job: &str, number: u64) -> String {
     format!("{job}/{PREFIX}{number:010}")
 }
 
@@ -123,7 +123,7 @@ fn complete(dir: &Path) -> Result<Manifest, CheckpointError> {
 /// # Errors
 /// The directory or a checkpoint cannot be read, or has an unknown format version. Also if checkpoints have
 /// manifests and none of them is complete: the job must not silently start from nothing.
-pub(crate) fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
+pub fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
     let all = numbers(Path::new(job))?;
     let alive = read_alive(Path::new(job));
     let mut found = Found {
@@ -163,7 +163,7 @@ pub(crate) fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
 
 /// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay,
 /// and so do those with higher numbers than `current`. Failures are logged.
-pub(crate) fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
+pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
         return;
     };
@@ -197,7 +197,10 @@ fn remove(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
 }
 
 /// Replaces the alive file of a job, without fsync: it need not survive a crash of the host.
-pub(crate) fn write_alive(job: &Path, alive: &Alive) -> io::Result<()> {
+///
+/// # Errors
+/// Errors of the file system; the file is that of before.
+pub fn write_alive(job: &Path, alive: &Alive) -> io::Result<()> {
     let text = serde_json::to_vec(alive).map_err(io::Error::other)?;
     let temporary = job.join("alive.tmp");
     File::create(&temporary)?.write_all(&text)?;
@@ -214,10 +217,10 @@ fn read_alive(job: &Path) -> Option<Alive> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::disk::OsDisk;
-    use super::super::manifest::commit;
-    use super::super::part::PartWriter;
     use super::*;
+    use crate::disk::OsDisk;
+    use crate::manifest::commit;
+    use crate::part::PartWriter;
 
     /// Takes the checkpoint of this number, of one record.
     fn take(job: &str, number: u64) -> PathBuf {

@@ -13,10 +13,10 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
 };
 
-use super::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
-use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
-use super::part::PartReader;
-use super::rows;
+use crate::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
+use crate::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
+use crate::part::PartReader;
+use crate::rows;
 
 /// Name and function of each decoder of saved models, for the fuzzers. New entries go to the end: the `fuzz/`
 /// crate names an entry by its position.

@@ -13,9 +13,9 @@ use tidewater_protocol::limits::{
 use tidewater_protocol::table::{Optimizer, TableSpec};
 use tidewater_protocol::wire::control::{DomainClock, TableSetting};
 
-use super::CheckpointError;
-use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
-use super::disk::Disk;
+use crate::CheckpointError;
+use crate::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
+use crate::disk::Disk;
 
 /// Name of the manifest file in the directory of a saved model.
 pub const MANIFEST_NAME: &str = "manifest.json";
@@ -155,7 +155,7 @@ impl Manifest {
 
     /// Checks the manifest's values: limits, table definitions, unique numbers and names, file names,
     /// domains. The error text names the first violation.
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         if self.tables.len() > TABLES_MAX || self.files.len() > SERVERS_MAX as usize {
             return Err(format!(
                 "{} tables in {} files",
@@ -208,7 +208,7 @@ impl Manifest {
     }
 
     /// Encodes the manifest file's text: pretty-printed JSON with format version and checksum.
-    pub(super) fn to_text(&self) -> io::Result<String> {
+    pub(crate) fn to_text(&self) -> io::Result<String> {
         let envelope = Envelope {
             tidewater_model: FORMAT_VERSION,
             check: self.check(FORMAT_VERSION)?,
@@ -220,7 +220,7 @@ impl Manifest {
 
 /// Adds optimizer settings that servers reported to the manifest's tables. If two servers report different
 /// settings for a table, the first one stays. Unknown tables are skipped.
-pub(crate) fn note_settings(tables: &mut [SavedTable], settings: &[TableSetting]) {
+pub fn note_settings(tables: &mut [SavedTable], settings: &[TableSetting]) {
     for setting in settings {
         let table = tables.iter_mut().find(|table| table.id == setting.table.0);
         if let Some(table) = table {
@@ -292,7 +292,7 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
 }
 
 /// Checks that a part file exists with the length that the manifest gives. Returns its path.
-pub(super) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, CheckpointError> {
+pub(crate) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, CheckpointError> {
     let path = dir.join(&file.file);
     let found = match fs::metadata(&path) {
         Ok(metadata) => metadata.len(),
@@ -331,7 +331,7 @@ fn sweep(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) {
 }
 
 /// File name of a server's part in the save `nonce`, without directory.
-pub(super) fn part_name(nonce: u64, server: u32) -> String {
+pub(crate) fn part_name(nonce: u64, server: u32) -> String {
     format!("part-{nonce:016x}-{server}.tidewater")
 }
 
@@ -346,7 +346,7 @@ fn is_part_name(name: &str) -> bool {
 }
 
 /// Removes the named part files of a failed save. Failures are logged.
-pub(crate) fn abandon(disk: &mut dyn Disk, dir: &Path, files: &[String]) {
+pub fn abandon(disk: &mut dyn Disk, dir: &Path, files: &[String]) {
     for name in files.iter().filter(|name| is_part_name(name)) {
         if let Err(error) = disk.remove(&dir.join(name)) {
             tracing::warn!(%error, name, "a file of a failed save stays");

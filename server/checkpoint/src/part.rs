@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::limits::CHUNK_BYTES;
 
-use super::CheckpointError;
-use super::chunk::{
+use crate::CheckpointError;
+use crate::chunk::{
     Bytes, Chunk, End, FORMAT_VERSION, FORMAT_VERSIONS, Head, Line, fold, payload_check,
 };
-use super::disk::Disk;
-use super::manifest::{SavedFile, part_length, part_name};
+use crate::disk::Disk;
+use crate::manifest::{SavedFile, part_length, part_name};
 
 /// Writer of a server's part file. The file has a temporary name until [`PartWriter::finish`]; a writer
 /// dropped before that removes it.
@@ -362,7 +362,7 @@ impl<S: Source> PartReader<S> {
     }
 
     /// Makes the error that this part file is damaged at byte `at`; `what` names the failed check.
-    pub(super) fn damaged(&self, at: u64, what: &'static str) -> CheckpointError {
+    pub(crate) fn damaged(&self, at: u64, what: &'static str) -> CheckpointError {
         CheckpointError::Damaged {
             path: self.path.clone(),
             at,

@@ -35,22 +35,30 @@
 //!   end    kind 2 | chunks | records | 0 | running check | number | nonce | check
 //! ```
 
+#![cfg_attr(not(any(test, feature = "testing")), forbid(unsafe_code))]
+
 mod chunk;
 pub mod decoders;
 mod disk;
-#[cfg(test)]
-#[allow(unsafe_code, reason = "a seccomp filter makes the disk fail")]
-pub(crate) mod faults;
 mod manifest;
 mod part;
 mod rows;
-pub(crate) mod series;
+pub mod series;
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    unsafe_code,
+    reason = "tests panic, and a seccomp filter makes the disk fail"
+)]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 
 pub use disk::{Disk, OsDisk};
-pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
-pub(crate) use manifest::{abandon, note_settings};
+pub use manifest::{
+    MANIFEST_NAME, Manifest, SavedFile, SavedTable, abandon, commit, note_settings, read_manifest,
+};
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};
 pub use rows::{
     Appliers, BegunSave, SaveRequest, SavedModel, SavedShare, begin_save, load_table, save_part,

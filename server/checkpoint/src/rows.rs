@@ -18,10 +18,10 @@ use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
 use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::{Deadline, unix_ms};
 
-use super::CheckpointError;
-use super::disk::Disk;
-use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, read_manifest};
-use super::part::{ChunkIndex, PartReader, PartWriter};
+use crate::CheckpointError;
+use crate::disk::Disk;
+use crate::manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, read_manifest};
+use crate::part::{ChunkIndex, PartReader, PartWriter};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::save::SaveOrder;
@@ -563,11 +563,11 @@ impl<'a> Filler<'a> {
 
 /// A decoded record of a chunk: key (or row index or block number), bytes of the values, bytes of the
 /// optimizer state.
-pub(super) type Record<'a> = (u64, &'a [u8], &'a [u8]);
+pub(crate) type Record<'a> = (u64, &'a [u8], &'a [u8]);
 
 /// Decodes a chunk's payload into records of the table `spec`. `None` if the bytes are not complete records
 /// of this partition.
-pub(super) fn records<'a>(
+pub(crate) fn records<'a>(
     spec: &TableSpec,
     partition: PartitionId,
     mut bytes: &'a [u8],

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::super::faults::{Call, Kind, Verdict, under};
 use super::*;
+use crate::testing::faults::{Call, Kind, Verdict, under};
 
 /// Counts the steps of a save or load: of a file's many writes, one in 40.
 #[derive(Default)]
@@ -206,10 +206,7 @@ fn killed_save_leaves_a_whole_model() {
         let dir = tempfile::tempdir().unwrap();
         old.save(&OsDisk, dir.path(), 1).unwrap();
         let output = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "checkpoint::tests::disk::saves_until_it_is_killed",
-            ])
+            .args(["--exact", "tests::disk::saves_until_it_is_killed"])
             .args(["--ignored", "--test-threads", "1"])
             .env(KILL, format!("{number} {}", dir.path().display()))
             .stdin(Stdio::null())

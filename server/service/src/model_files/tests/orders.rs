@@ -1,14 +1,19 @@
 //! Saves and loads as a server's threads carry them out.
 
+use std::fs;
+use std::path::PathBuf;
 use std::sync::mpsc::channel;
 
-use tidewater_protocol::ids::ClusterId;
-use tidewater_protocol::table::DenseLayout;
+use tidewater_checkpoint::testing::faults::{Call, Kind, Verdict, under};
+use tidewater_checkpoint::testing::{Cluster, read_all, spec};
+use tidewater_checkpoint::{MANIFEST_NAME, OsDisk, PartReader, SaveRequest, save_part};
+use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId};
+use tidewater_protocol::placement::Placement;
+use tidewater_protocol::table::{Apply, DType, DenseLayout, Optimizer, Shape, TableSpec};
+use tidewater_protocol::wire::control::TableInfo;
 use tidewater_protocol::wire::handshake::JobToken;
 
-use super::super::faults::{Call, Kind, Verdict, under};
-use super::*;
-use crate::model_files::{FileOrder, FileThread};
+use super::super::{FileOrder, FileThread};
 use crate::server::{Server, ServerConfig};
 
 /// A load is one order for each table. However many they are, each file is opened once, and read in one

@@ -6,70 +6,70 @@ use tidewater_protocol::layout::hash::{H64, line_checksum};
 use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
 /// Format version that this program writes into part files and manifests.
-pub(super) const FORMAT_VERSION: u64 = 2;
+pub(crate) const FORMAT_VERSION: u64 = 2;
 /// Format versions that this program reads. In version 1 all elements of a block have one step count; version
 /// 2 encodes that case in the same way.
-pub(super) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
+pub(crate) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
-pub(super) const CHUNK: u64 = 1;
+pub(crate) const CHUNK: u64 = 1;
 const END: u64 = 2;
 /// Seed word of the checksums of lines and chunk payloads in a part file.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
 
 /// A line of a part file in its encoded form: `LINE_BYTES` (64) bytes, eight little-endian words.
-pub(super) type Bytes = [u8; LINE_BYTES];
+pub(crate) type Bytes = [u8; LINE_BYTES];
 
 /// First line of a part file: format version, number of the server that wrote it, nonce of the save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) version: u64,
-    pub(super) server: u32,
-    pub(super) nonce: u64,
+pub(crate) struct Head {
+    pub(crate) version: u64,
+    pub(crate) server: u32,
+    pub(crate) nonce: u64,
 }
 
 /// Header line before a chunk's payload: the table, the partition, the number of records, and the payload's
 /// length in bytes and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Chunk {
-    pub(super) table: u32,
-    pub(super) partition: u32,
-    pub(super) records: u64,
-    pub(super) bytes: u64,
-    pub(super) check: u64,
+pub(crate) struct Chunk {
+    pub(crate) table: u32,
+    pub(crate) partition: u32,
+    pub(crate) records: u64,
+    pub(crate) bytes: u64,
+    pub(crate) check: u64,
 }
 
 /// Last line of a part file: the number of chunks and records in the file, and the running checksum over all
 /// chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) chunks: u64,
-    pub(super) records: u64,
+pub(crate) struct End {
+    pub(crate) chunks: u64,
+    pub(crate) records: u64,
     /// Running checksum over all chunks, see [`fold`].
-    pub(super) running: u64,
+    pub(crate) running: u64,
 }
 
 /// A decoded line of a part file after the first one: the header of a chunk, or the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     Chunk(Chunk),
     End(End),
 }
 
 /// Computes the checksum of a chunk's payload, keyed with the nonce of the save, the number of the chunk's
 /// line and the payload's length.
-pub(super) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
+pub(crate) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
     H64::new([nonce, number, payload.len() as u64, LINE]).finish_bytes(payload)
 }
 
 /// Returns the running checksum `running` of a part file extended by one more chunk header. The first value
 /// is the nonce.
-pub(super) fn fold(running: u64, chunk: &Chunk) -> u64 {
+pub(crate) fn fold(running: u64, chunk: &Chunk) -> u64 {
     let place = u64::from(chunk.table) << 32 | u64::from(chunk.partition);
     H64::new([running, place, chunk.records, chunk.check]).finish(&[chunk.bytes])
 }
 
 impl Head {
-    pub(super) fn encode(self) -> Bytes {
+    pub(crate) fn encode(self) -> Bytes {
         // The position of the version never changes.
         let what = self.version << 32 | u64::from(self.server);
         seal([MAGIC, what, self.nonce, 0, 0, 0, 0])
@@ -77,7 +77,7 @@ impl Head {
 
     /// Decodes the first line of a part file. `None` if its checksum or magic does not match. Accepts any
     /// format version; the caller checks it.
-    pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
+    pub(crate) fn decode(bytes: &Bytes) -> Option<Self> {
         let [magic, what, nonce, rest @ ..] = open(bytes)?;
         (magic == MAGIC && rest == [0; 4]).then_some(Self {
             version: what >> 32,
@@ -89,7 +89,7 @@ impl Head {
 
 impl Line {
     /// Encodes line `number` of the part file of the save `nonce`. The line holds both, and its checksum.
-    pub(super) fn encode(self, number: u64, nonce: u64) -> Bytes {
+    pub(crate) fn encode(self, number: u64, nonce: u64) -> Bytes {
         match self {
             Self::Chunk(c) => {
                 let place = u64::from(c.table) << 32 | u64::from(c.partition);
@@ -101,7 +101,7 @@ impl Line {
 
     /// Decodes line `number` of the part file of the save `nonce`. `None` if checksum, number, nonce or kind
     /// do not match, or if the sizes in a chunk header exceed the limits.
-    pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
         let [kind, a, b, c, d, stored_number, stored_nonce] = open(bytes)?;
         if (stored_number, stored_nonce) != (number, nonce) {
             return None;
@@ -131,7 +131,7 @@ impl Line {
 }
 
 /// Encodes seven words as a line: little-endian, followed by their checksum as the eighth word.
-pub(super) fn seal(words: [u64; 7]) -> Bytes {
+pub(crate) fn seal(words: [u64; 7]) -> Bytes {
     let mut bytes = [0; LINE_BYTES];
     let check = line_checksum(LINE, words[0], &words);
     for (at, word) in bytes
@@ -144,7 +144,7 @@ pub(super) fn seal(words: [u64; 7]) -> Bytes {
 }
 
 /// Decodes a line into its seven words before the checksum. `None` if the checksum does not match.
-pub(super) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
+pub(crate) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
     let mut words = [0; 8];
     for (word, at) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*at);

@@ -1,7 +1,7 @@
 //! A model of format version 1, written here byte by byte as `docs/FORMAT.md` defines it.
 
 use tidewater_protocol::layout::hash::{H64, line_checksum};
-use tidewater_protocol::table::{DenseLayout, Reduce};
+use tidewater_protocol::table::{DenseLayout, Init, Reduce};
 
 use super::*;
 
