@@ -397,7 +397,7 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// Releases the table.
+    /// Releases the table for all workers: the servers free it.
     ///
     /// # Errors
     /// Errors of the client's call.

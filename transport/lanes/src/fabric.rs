@@ -197,7 +197,7 @@ pub enum LaneError {
         peer: String,
         /// Operation that was under way.
         op: &'static str,
-        /// Cause, as the system or the peer reports it.
+        /// Cause: an error of the system or of the peer, or what this end found.
         why: String,
     },
     /// The peer refused an access (F09).
@@ -210,11 +210,11 @@ pub enum LaneError {
         peer: String,
         /// Operation that was refused.
         op: &'static str,
-        /// Region key of the request.
+        /// Region key of the refused access.
         key: u32,
-        /// Address of the request.
+        /// Address of the refused access.
         addr: u64,
-        /// Length of the request in bytes.
+        /// Length in bytes of the refused access: one entry of a list of reads, a write, or 8 for an atomic.
         len: u64,
         /// Access check that failed.
         why: &'static str,

@@ -14,10 +14,10 @@ use crate::error::BenchError;
 /// busy machine.
 const ENDS_WITHIN: Duration = CALL_LIMIT.saturating_mul(2);
 
-/// Inflicts a fault and waits until it is over.
+/// Inflicts a fault, and waits until the cluster has recovered or all workers have ended.
 ///
 /// # Errors
-/// The environment. A broken promise is in the outcome.
+/// Errors of the environment of the test. What the cluster did wrong is in the outcome.
 pub(super) fn inflict(
     setup: Setup,
     fault: Fault,

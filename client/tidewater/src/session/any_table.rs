@@ -122,7 +122,7 @@ impl AnyTable {
         with_table!(self, table => client.release_table(table))
     }
 
-    /// Definition of the table; `None` for a table of another client.
+    /// Definition of the table; `None` for a table of another client, and for a released one.
     pub fn spec(self, client: &Client) -> Option<&TableSpec> {
         fn of<'c, T: Element>(client: &'c Client, table: &Table<T>) -> Option<&'c TableSpec> {
             client.spec(table)

@@ -242,8 +242,8 @@ impl Engine {
         }
     }
 
-    /// Queues the turn of the next rank after a clock has moved. Pushes of the ranks before it are added to
-    /// the sums of the open iteration, then its own frames are staged.
+    /// Queues the turn of the lowest worker rank that has not ended the open iteration, if there is one. In a turn the
+    /// pushes of lower ranks are added to the sums; then the held frames of this rank leave the budget of early ones.
     pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
         let clocks = self.clocks(namespace);
         let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);

@@ -60,7 +60,7 @@ pub(super) struct TickWork {
     begun: Option<Begun>,
 }
 
-/// Progress of queued work after its first step.
+/// What is left of queued work after its first step: held pushes, tables, functions.
 #[derive(Debug)]
 struct Begun {
     /// Held pushes that the work adds.

@@ -42,9 +42,9 @@ const COUNTERS: &str = "tidewater-counters";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The superblock of a memory is not valid.
+    /// A memory has no valid superblock, or private memory no valid layout record.
     #[error(
-        "{memory} memory has no valid superblock: it is not that of a server; start without it"
+        "{memory} memory has no valid superblock or layout record: it is not that of a server; start without it"
     )]
     NotMemory {
         /// Name of the memory.

@@ -77,7 +77,8 @@ impl RowWriter {
         Ok(0)
     }
 
-    /// Copies rows that are about to change into the save under way, unless they have been copied.
+    /// Copies rows that are about to change into the save under way. Skips rows that have been copied, and rows that are
+    /// not of its cut.
     #[cold]
     fn copy_before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
         for &place in places {

@@ -91,7 +91,8 @@ pub(super) struct Durable {
     pub(super) gives_way: bool,
     /// Saves and loads of workers that wait for the end of the checkpoint.
     pub(super) waiting: Vec<(Asker, Request)>,
-    /// Highest clock of each domain that servers have reported.
+    /// Furthest clock of any worker in each domain, as servers report it, without `Job::base`. The alive file holds the
+    /// sum of both.
     pub(super) clocks: BTreeMap<DomainId, u64>,
     pub(super) unread: usize,
     pub(super) next_alive: Duration,

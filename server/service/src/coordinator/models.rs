@@ -74,7 +74,7 @@ pub(super) enum Step {
         tables: Vec<SavedTable>,
         missing: BTreeSet<ServerId>,
         parts: Vec<SavedFile>,
-        /// Time of the first cut.
+        /// Earliest cut of the parts that are reported, in milliseconds since 1970; `None` before the first report.
         cut_ms: Option<u64>,
         refused: Option<Refusal>,
     },

@@ -43,7 +43,7 @@ pub(super) struct Asker {
 /// Reaction to the loss of a worker: its connection ended before it reported that it has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LostWorker {
-    /// The job fails: all of its processes are notified, and the cluster ends.
+    /// The job fails, and all of its processes are notified. With [`Lifetime::OneJob`] the cluster ends.
     #[default]
     FailJob,
     /// The job continues without it, and clocks no longer wait for it.

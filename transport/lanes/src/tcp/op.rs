@@ -159,11 +159,11 @@ pub struct Refused {
     pub kind: RequestKind,
     /// Access check that failed.
     pub why: AccessDenied,
-    /// Region key of the request.
+    /// Region key of the refused access.
     pub key: RegionKey,
-    /// Address of the request.
+    /// Address of the refused access.
     pub addr: u64,
-    /// Length of the request in bytes.
+    /// Length in bytes of the refused access: one entry of a list of reads, a write, or 8 for an atomic.
     pub len: u64,
 }
 

@@ -92,8 +92,8 @@ impl Socket {
         skip
     }
 
-    /// Records whether the socket may have more input, from a receive call that asked for `asked` bytes:
-    /// it has unless fewer came. Returns the call's result `moved` unchanged.
+    /// Records whether the socket may have more input, from a receive call that asked for `asked` bytes. Fewer bytes or
+    /// none clear the flag; all of them, the end of the stream and an error set it. Returns `moved` unchanged.
     fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
         self.readiness.set(match &moved {
             Ok(Moved::Bytes(n)) => *n >= asked,

@@ -25,7 +25,7 @@ pub enum WireError {
         /// Bits that are set.
         bits: u64,
     },
-    /// The header's check does not match the bytes: damaged in transit.
+    /// The checksum in the header does not match header and body: damaged in transit.
     #[error(
         "control frame of kind {kind}: check {found:#010x}, computed {computed:#010x}; reconnect"
     )]

@@ -74,7 +74,8 @@ codes! {
     RankTaken = 11, "another live process has this rank", "start each rank once";
     /// Numbers: the current count, the limit.
     TooMany = 12, "the limit is reached", "use fewer of them, or raise the limit where it is settable";
-    /// Numbers: number of the table.
+    /// No table of this number or name. Numbers: number of the table; 0 if it was asked for by name, or is missing in
+    /// the memory of the previous server process.
     UnknownTable = 13, "no such table", "create it, or check the name and the namespace";
     /// Numbers: number of the table.
     TableReleased = 14, "the table was released", "create it again under a name of its own";

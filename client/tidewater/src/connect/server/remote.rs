@@ -390,8 +390,11 @@ fn unfit(failure: Failure) -> Failure {
     }
 }
 
-/// Reads the public copy of a lane's status record once, as the first read over a new verbs lane. The client then
-/// holds the remote key of that memory, and no later read waits for a lookup in the server's key directory.
+/// Reads the public copy of a lane's status record once over a new verbs lane. The lane then holds the remote key of that
+/// memory, and no later read waits for a lookup in the server's key directory.
+///
+/// # Errors
+/// The read failed or missed `deadline`: the caller tries another transport.
 fn read_status(
     lane: &mut dyn ClientLane,
     grant: &LaneGrant,
