@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tidewater_protocol::mutants::{self, Mutant};
 
@@ -79,4 +79,24 @@ impl Disk for OsDisk {
     fn remove(&mut self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
+}
+
+/// Makes a directory and those above it that are missing, durably: each one's entry is in its parent after a crash
+/// of the host.
+///
+/// # Errors
+/// Error of the operating system.
+pub fn make_dir(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
+    let missing = dir.ancestors().take_while(|dir| !dir.exists());
+    let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    fs::create_dir_all(dir)?;
+    let parents = missing.iter().rev().filter_map(|dir| dir.parent());
+    // The parent of a relative path of one name is empty.
+    let parents = parents.map(|parent| match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    });
+    parents
+        .into_iter()
+        .try_for_each(|parent| disk.sync_dir(parent))
 }

@@ -55,7 +55,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use disk::{Disk, OsDisk};
+pub use disk::{Disk, OsDisk, make_dir};
 pub use manifest::{
     MANIFEST_NAME, Manifest, SavedFile, SavedTable, abandon, commit, note_settings, read_manifest,
 };

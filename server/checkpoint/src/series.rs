@@ -11,6 +11,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::DomainClock;
@@ -162,7 +164,8 @@ pub fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
 }
 
 /// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay,
-/// and so do those with higher numbers than `current`. Failures are logged.
+/// and so do those with higher numbers than `current`, those that a load reads, and those that cannot be read. Failures are
+/// logged.
 pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
         return;
@@ -173,13 +176,30 @@ pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let mut kept = 0;
     for old in all.into_iter().filter(|old| *old <= number) {
         let dir = PathBuf::from(dir_of(&job.to_string_lossy(), old));
-        if kept < keep && complete(&dir).is_ok() {
+        let read = complete(&dir);
+        if kept < keep && read.is_ok() {
             kept += 1;
-        } else if old != number
-            && let Err(error) = remove(disk, &dir)
-        {
+            continue;
+        }
+        // What cannot be read now may be complete.
+        let removed = match read {
+            Err(CheckpointError::Io { source, .. }) => Err(source),
+            _ if old == number => Ok(()),
+            _ => remove_unread(disk, &dir),
+        };
+        if let Err(error) = removed {
             tracing::warn!(%error, dir = %dir.display(), "an old checkpoint stays");
         }
+    }
+}
+
+/// Removes a checkpoint's directory, unless a load reads it.
+fn remove_unread(disk: &mut dyn Disk, dir: &Path) -> io::Result<()> {
+    let lock = File::open(dir)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Err(io::Error::other("a load reads it")),
+        // Some network file systems lock no directories.
+        Ok(()) | Err(_) => remove(disk, dir),
     }
 }
 
@@ -221,6 +241,7 @@ mod tests {
     use crate::disk::OsDisk;
     use crate::manifest::commit;
     use crate::part::PartWriter;
+    use crate::testing::faults::{Call, Kind, Verdict, under};
 
     /// Takes the checkpoint of this number, of one record.
     fn take(job: &str, number: u64) -> PathBuf {
@@ -279,8 +300,36 @@ mod tests {
         part.unwrap().set_len(70).unwrap();
         prune(&mut OsDisk, &dirs[4], 2);
         assert_eq!(numbers(Path::new(&job)).unwrap(), [5, 3]);
+        let read = File::open(&dirs[2]).unwrap();
+        rustix::fs::flock(&read, FlockOperation::NonBlockingLockShared).unwrap();
+        prune(&mut OsDisk, &dirs[4], 1);
+        assert_eq!(numbers(Path::new(&job)).unwrap(), [5, 3], "a load reads 3");
+        drop(read);
         prune(&mut OsDisk, &dirs[4], 1);
         assert_eq!(numbers(Path::new(&job)).unwrap(), [5]);
+    }
+
+    /// A checkpoint that cannot be read for the moment is not removed in its place, nor what it may replace.
+    #[test]
+    fn unreadable_checkpoints_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let job = dir_of_job(folder.to_str().unwrap(), "job");
+        let dirs: Vec<_> = (1..=3).map(|number| take(&job, number)).collect();
+        let manifest = dirs[1].join(MANIFEST_NAME);
+        let mut failed = 0;
+        let fails = |call: &Call| match call.kind == Kind::Open && call.path == manifest {
+            true => {
+                failed += 1;
+                Verdict::Fail(Errno::IO)
+            }
+            false => Verdict::Pass,
+        };
+        under(fails, || prune(&mut OsDisk, &dirs[2], 2));
+        assert!(failed > 0);
+        assert_eq!(numbers(Path::new(&job)).unwrap(), [3, 2, 1]);
+        prune(&mut OsDisk, &dirs[2], 2);
+        assert_eq!(numbers(Path::new(&job)).unwrap(), [3, 2]);
     }
 
     #[test]

@@ -74,6 +74,16 @@ pub enum CheckpointError {
         /// Path of the directory.
         path: PathBuf,
     },
+    /// Another coordinator takes the checkpoints of the job.
+    #[error(
+        "{}: another coordinator keeps the checkpoints of a job there; end it, or give this job a namespace or a \
+         directory of its own",
+        .path.display()
+    )]
+    Kept {
+        /// Directory of the job's checkpoints.
+        path: PathBuf,
+    },
     /// This program cannot read the file's format version.
     #[error("{} has format version {found}, this program reads {expected}; use the release that wrote it", .path.display())]
     Version {
@@ -160,7 +170,9 @@ impl From<CheckpointError> for Refusal {
             }
             CheckpointError::Stalled { seconds, .. } => (RefusalCode::Timeout, *seconds),
             CheckpointError::Cancelled { .. } => (RefusalCode::ShuttingDown, 0),
-            CheckpointError::Locked { .. } => (RefusalCode::BadRequest, 0),
+            CheckpointError::Locked { .. } | CheckpointError::Kept { .. } => {
+                (RefusalCode::BadRequest, 0)
+            }
             CheckpointError::Store { .. } => (RefusalCode::OutOfMemory, 0),
             CheckpointError::ApplierGone { applier } => {
                 (RefusalCode::BadRequest, (*applier).into())

@@ -236,3 +236,25 @@ fn killed_save_leaves_a_whole_model() {
     }
     assert!(kept > 6 && replaced > 1, "{kept} {replaced}");
 }
+
+/// The entry of each directory that is made is durable in the one above it.
+#[test]
+fn made_directories_are_synced_in_their_parents() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
+    let new = path.join("a/b");
+    let mut synced = Vec::new();
+    let note = |call: &Call| {
+        if call.kind == Kind::Sync {
+            synced.push(call.path.clone());
+        }
+        Verdict::Pass
+    };
+    let made = new.clone();
+    under(note, move || {
+        make_dir(&mut OsDisk, &made).unwrap();
+        make_dir(&mut OsDisk, &made).unwrap();
+    });
+    assert!(new.is_dir());
+    assert_eq!(synced, [path.clone(), path.join("a")], "once, from above");
+}

@@ -286,7 +286,7 @@ impl Coordinator {
         job.busy = true;
         (durable.op, durable.gives_way) = (Some(op), false);
         let dir = dir_of(&durable.dir, durable.next);
-        let task = FileTask::BeginSave(dir.clone());
+        let task = FileTask::BeginCheckpoint(dir.clone());
         let step = Step::BeginSave { clocks: Vec::new() };
         self.begin_op(By::Checkpoint, namespace, dir, step, task);
     }

@@ -14,7 +14,7 @@ use tidewater_protocol::wire::control::DomainClock;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::{Deadline, unix_ms};
 
-use super::files::Files;
+use super::files::{Files, JobLocks};
 use super::state::{FileDone, FileTask};
 use crate::panics::refuse_panic;
 use tidewater_checkpoint::series::{Alive, write_alive};
@@ -36,6 +36,7 @@ pub(super) struct FileThreads {
     done: Receiver<Done>,
     report: Sender<Done>,
     waker: Waker,
+    jobs: JobLocks,
 }
 
 struct Operation {
@@ -65,6 +66,7 @@ impl FileThreads {
             done,
             report,
             waker: Waker::new()?,
+            jobs: JobLocks::default(),
         })
     }
 
@@ -74,6 +76,7 @@ impl FileThreads {
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
             FileTask::BeginSave(dir)
+            | FileTask::BeginCheckpoint(dir)
             | FileTask::BeginLoad(dir)
             | FileTask::BeginResume { dir, .. } => Some(dir.clone()),
             FileTask::Commit { .. } | FileTask::Abandon(_) | FileTask::EndLoad => None,
@@ -114,13 +117,14 @@ impl FileThreads {
         let (tasks, taken) = unbounded::<FileTask>();
         let (end, ended) = bounded::<()>(0);
         let (report, waker) = (self.report.clone(), self.waker.clone());
+        let jobs = JobLocks::clone(&self.jobs);
         let run = move || {
             let _end = end;
             for ended in before {
                 // Nothing is sent: the channel closes.
                 let _ = ended.recv();
             }
-            let mut files = Files::default();
+            let mut files = Files::new(jobs);
             for task in taken {
                 // A panic is answered like an error, also in a task without an answer: nothing waits
                 // for that one, and its operation is over. The files of the task are closed by it.

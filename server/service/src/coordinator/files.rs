@@ -4,20 +4,33 @@
 //! They run on threads of their own, see `file_threads`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use tidewater_checkpoint::{self as checkpoint, CheckpointError, OsDisk};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::Refusal;
+use tidewater_runtime::clock::Deadline;
 
 use super::state::{FileDone, FileTask};
-use tidewater_checkpoint::{self as checkpoint, CheckpointError, OsDisk};
+
+/// Time for which a coordinator waits for the end of the one before that keeps the checkpoints of a job.
+const JOB_LOCK_TIME: Duration = Duration::from_secs(3);
+
+/// Directories of checkpoints, by path, each open and locked (flock) from its first use to the end of the coordinator:
+/// a second coordinator does not write into them.
+pub(super) type JobLocks = Arc<Mutex<BTreeMap<PathBuf, File>>>;
 
 /// Performs the file tasks of saves and loads, and keeps the directories that it has locked, by operation number.
 #[derive(Debug, Default)]
-pub(super) struct Files(BTreeMap<u64, Held>);
+pub(super) struct Files {
+    operations: BTreeMap<u64, Held>,
+    jobs: JobLocks,
+}
 
 #[derive(Debug)]
 struct Held {
@@ -27,14 +40,21 @@ struct Held {
 }
 
 impl Files {
+    /// Makes the files of one operation, with the locks of the coordinator.
+    pub(super) fn new(jobs: JobLocks) -> Self {
+        let operations = BTreeMap::new();
+        Self { operations, jobs }
+    }
+
     /// Performs a file task of operation `op`; blocks. Returns its result, or `None` for tasks without an
     /// answer.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
+            FileTask::BeginCheckpoint(dir) => self.begin_checkpoint(op, PathBuf::from(dir)),
             FileTask::BeginLoad(dir) => self.begin_load(op, PathBuf::from(dir)),
             FileTask::BeginResume { dir, before } => self.begin_resume(op, &dir, before),
-            FileTask::Commit { manifest, keep } => match self.0.remove(&op) {
+            FileTask::Commit { manifest, keep } => match self.operations.remove(&op) {
                 Some(held) => {
                     let committed = checkpoint::commit(&mut OsDisk, &held.dir, &manifest);
                     if let (Ok(()), Some(keep)) = (&committed, keep) {
@@ -48,20 +68,29 @@ impl Files {
                 None => return None,
             },
             FileTask::Abandon(names) => {
-                let held = self.0.remove(&op)?;
+                let held = self.operations.remove(&op)?;
                 checkpoint::abandon(&mut OsDisk, &held.dir, &names);
                 return None;
             }
             FileTask::EndLoad => {
-                self.0.remove(&op);
+                self.operations.remove(&op);
                 return None;
             }
         };
         Some(done.map_err(Refusal::from))
     }
 
+    /// Begins a checkpoint: a save into a directory in that of a job, of which this coordinator is the only one.
+    fn begin_checkpoint(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {
+        if let Some(job) = dir.parent() {
+            make(job)?;
+            self.lock_job(job)?;
+        }
+        self.begin_save(op, dir)
+    }
+
     fn begin_save(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {
-        fs::create_dir_all(&dir).map_err(CheckpointError::io("make", &dir))?;
+        make(&dir)?;
         self.lock(op, dir, FlockOperation::NonBlockingLockExclusive)?;
         Ok(FileDone::Begun)
     }
@@ -73,7 +102,7 @@ impl Files {
         self.lock(op, dir.clone(), FlockOperation::NonBlockingLockShared)?;
         let manifest = checkpoint::read_manifest(&dir);
         if manifest.is_err() {
-            self.0.remove(&op);
+            self.operations.remove(&op);
         }
         Ok(FileDone::Manifest(Box::new(manifest?)))
     }
@@ -86,12 +115,43 @@ impl Files {
         dir: &str,
         before: u64,
     ) -> Result<FileDone, CheckpointError> {
+        if Path::new(dir).is_dir() {
+            self.lock_job(Path::new(dir))?;
+        }
         let found = checkpoint::series::find(dir, before)?;
         if let Some(newest) = &found.newest {
             let dir = PathBuf::from(&newest.dir);
             self.lock(op, dir, FlockOperation::NonBlockingLockShared)?;
         }
         Ok(FileDone::Checkpoints(Box::new(found)))
+    }
+
+    /// Locks the directory of a job's checkpoints until the coordinator ends; waits for one that is ending.
+    fn lock_job(&self, dir: &Path) -> Result<(), CheckpointError> {
+        // A thread that panicked has left the map whole: it is changed by one insert.
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if jobs.contains_key(dir) {
+            return Ok(());
+        }
+        let lock = File::open(dir).map_err(CheckpointError::io("open", dir))?;
+        let deadline = Deadline::after(JOB_LOCK_TIME);
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if deadline.left().is_zero() => {
+                    return Err(CheckpointError::Kept {
+                        path: dir.to_owned(),
+                    });
+                }
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(50)),
+                Err(error) => {
+                    tracing::warn!(%error, dir = %dir.display(), "the directory is not locked");
+                    break;
+                }
+                Ok(()) => break,
+            }
+        }
+        jobs.insert(dir.to_owned(), lock);
+        Ok(())
     }
 
     fn lock(&mut self, op: u64, dir: PathBuf, how: FlockOperation) -> Result<(), CheckpointError> {
@@ -107,9 +167,14 @@ impl Files {
             }
             Ok(()) => {}
         }
-        self.0.insert(op, Held { dir, _lock: lock });
+        self.operations.insert(op, Held { dir, _lock: lock });
         Ok(())
     }
+}
+
+/// Makes a directory, durably.
+fn make(dir: &Path) -> Result<(), CheckpointError> {
+    checkpoint::make_dir(&mut OsDisk, dir).map_err(CheckpointError::io("make", dir))
 }
 
 /// Removes the part files of a save after its commit failed. Keeps them if the manifest names them after all:

@@ -99,6 +99,8 @@ pub enum Action {
 pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
     BeginSave(String),
+    /// As [`FileTask::BeginSave`], for a checkpoint: lock the directory above it too, until the coordinator ends.
+    BeginCheckpoint(String),
     /// All parts are written: write the manifest, remove what it replaces, unlock.
     Commit {
         /// Manifest of the model.

@@ -141,3 +141,40 @@ fn directory_has_one_save_or_several_loads() {
     let begun = files.perform(6, save());
     assert_eq!(begun, Some(Ok(FileDone::Begun)));
 }
+
+/// Two coordinators with one directory of checkpoints would remove and replace each other's: the second one is
+/// refused until the first one has ended.
+#[test]
+fn checkpoints_of_a_job_have_one_coordinator() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = dir.path().join("job");
+    let task = |number: u64| FileTask::BeginCheckpoint(text(&job.join(format!("{number}"))));
+    let resume = || FileTask::BeginResume {
+        dir: text(&job),
+        before: u64::MAX,
+    };
+    let kept = |done: Option<Result<FileDone, Refusal>>| match done {
+        Some(Err(refusal)) => {
+            assert!(refusal.text.contains("another coordinator"), "{refusal}");
+            assert!(refusal.text.contains(&text(&job)), "{refusal}");
+        }
+        other => panic!("not refused: {other:?}"),
+    };
+    let mut first = Files::default();
+    assert_eq!(first.perform(1, task(1)), Some(Ok(FileDone::Begun)));
+    assert_eq!(first.perform(1, FileTask::Abandon(Vec::new())), None);
+    // Another operation of the same coordinator.
+    let mut next = Files::new(JobLocks::clone(&first.jobs));
+    assert_eq!(next.perform(2, task(2)), Some(Ok(FileDone::Begun)));
+    drop(first);
+    let mut second = Files::default();
+    kept(second.perform(1, task(3)));
+    kept(second.perform(2, resume()));
+    drop(next);
+    let found = second.perform(3, resume());
+    assert!(
+        matches!(found, Some(Ok(FileDone::Checkpoints(_)))),
+        "{found:?}"
+    );
+    assert_eq!(second.perform(4, task(4)), Some(Ok(FileDone::Begun)));
+}

@@ -124,10 +124,14 @@ impl Rig {
         saves
     }
 
-    /// The file task of a save, which has begun.
+    /// The file task of a save, or of a checkpoint in the directory of a job, which has begun.
     fn begins_save(&mut self, dir: &str) -> u64 {
         let (op, task) = self.file_task();
-        assert_eq!(task, FileTask::BeginSave(dir.into()));
+        let want = match dir.contains("/checkpoint-") {
+            true => FileTask::BeginCheckpoint(dir.into()),
+            false => FileTask::BeginSave(dir.into()),
+        };
+        assert_eq!(task, want);
         self.file_done(op, Ok(FileDone::Begun));
         op
     }

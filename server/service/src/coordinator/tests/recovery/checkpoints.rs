@@ -66,7 +66,7 @@ impl Durable {
     /// Carries out a checkpoint that is due, or its first `steps` steps.
     fn takes_checkpoint(&mut self, server: PeerId, dir: &str, steps: usize) {
         let (op, task) = self.rig.file_task();
-        assert_eq!(task, FileTask::BeginSave(dir.into()));
+        assert_eq!(task, FileTask::BeginCheckpoint(dir.into()));
         self.rig.file_done(op, Ok(FileDone::Begun));
         let part = SavedPart {
             cut_ms: 0,
