@@ -22,22 +22,22 @@ pub enum Kind {
     Create,
     /// `openat` of an existing file.
     Open,
-    /// `write`.
+    /// Bytes are appended: `write`.
     Write,
-    /// `read` or `pread64`.
+    /// Bytes are read: `read` or `pread64`.
     Read,
-    /// `fsync` or `fdatasync`.
+    /// A file or directory is made durable: `fsync` or `fdatasync`.
     Sync,
-    /// `rename` and its newer forms.
+    /// A file gets another name: `rename` and its newer forms.
     Rename,
-    /// `unlink` or `unlinkat`.
+    /// A name of a file is removed: `unlink` or `unlinkat`.
     Remove,
 }
 
 /// An intercepted system call. Its thread is blocked until the supervisor decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// What it does.
+    /// Operation of the call.
     pub kind: Kind,
     /// Path of the file that the call uses; for a rename the old path.
     pub path: PathBuf,
@@ -48,9 +48,9 @@ pub struct Call {
 /// The supervisor's decision on an intercepted call: let it pass, or make it fail with an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The kernel performs it.
+    /// The kernel performs the call.
     Pass,
-    /// It fails with this number.
+    /// The call fails with this error number.
     Fail(Errno),
 }
 
