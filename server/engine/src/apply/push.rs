@@ -467,7 +467,7 @@ impl Engine {
         if op != PushOp::Gradient || header.count == 0 {
             return Ok(());
         }
-        match blocks.split_steps(first, header.count.into()) {
+        match blocks.split_steps(&self.redo, first, header.count.into()) {
             Ok(()) => Ok(()),
             Err(BlocksError::Store(e)) => Err(self.no_memory(&e)),
             // The range was checked to be this applier's.

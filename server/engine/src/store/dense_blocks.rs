@@ -345,7 +345,7 @@ impl DenseBlocks {
         let part = self.owned(first_element, (values.len() / size) as u64)?;
         self.demand_epoch("a push")?;
         if op == PushOp::Gradient {
-            self.split_steps(first_element, (values.len() / size) as u64)?;
+            self.split_steps(redo, first_element, (values.len() / size) as u64)?;
         }
         let (mut first, mut rest, mut at) = (first_element, values, progress);
         while !rest.is_empty() {

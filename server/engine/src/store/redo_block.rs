@@ -13,6 +13,7 @@
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_checksum;
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::versioned::{BlockVersions, store_block};
 use tidewater_runtime::sync::{Ordering, fence};
 
@@ -123,6 +124,35 @@ impl Redo {
         let [a, b, c, d, e, f, g] = words;
         fence(Ordering::Release);
         area.store_line(0, &[a, b, c, d, e, f, g, checksum]);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// Drops a piece of optimizer state from the record in place, if it lies in `range` of private memory. Called when
+    /// the words there get another use: a successor must not store the piece again. Its target was stored completely,
+    /// and the position in the record stays.
+    ///
+    /// # Errors
+    /// None in practice: the area lies inside the memory of this server.
+    pub(super) fn forget_piece(&self, range: std::ops::Range<usize>) -> Result<(), StoreError> {
+        if mutants::on(Mutant::StalePieceReplayed) {
+            return Ok(());
+        }
+        let private = self.memory.private.region();
+        let area = private.words_mut(self.block.at, DATA_AT)?;
+        let line = area.as_read().line(0);
+        // The second line of the record of a row holds values.
+        if line_checksum(REDO_BLOCK, line[1], &line[..7]) != line[7] {
+            return Ok(());
+        }
+        for piece in 0..PIECES {
+            let at = LINE_BYTES + piece * 16;
+            if range.contains(&(area.as_read().load(at) as usize)) {
+                // One word, in no checksum: the piece is there as a whole, or it is not.
+                area.store(at + 8, 0);
+            }
+        }
+        // SYNC: redo. The record is changed before the words are.
         fence(Ordering::Release);
         Ok(())
     }

@@ -18,6 +18,7 @@ use super::part::{Part, Sizes};
 use super::{BlocksError, DenseBlocks};
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockOwner, ServerMemory};
+use crate::store::redo::Redo;
 use crate::store::redo_block::StatePiece;
 
 /// Bit set in a step word that names a table of runs, and in the count of a saved block that has runs.
@@ -237,9 +238,11 @@ const fn table_of(word: u64) -> (u32, usize) {
 }
 
 /// Replaces the runs of a block's step counts in private memory by `runs`, and frees the block's former table
-/// of runs. On an error nothing was changed.
+/// of runs: the redo record no longer names it, since its memory may be used again before the next record. On an
+/// error nothing was changed.
 fn replace(
     memory: &ServerMemory,
+    redo: &Redo,
     tables: &mut StepTables,
     steps: Steps,
     runs: &[StepRun],
@@ -261,9 +264,11 @@ fn replace(
             HAS_RUNS | u64::from(class) << CLASS_AT | (at / 8) as u64
         }
     };
+    redo.forget_piece(steps.word_at..steps.word_at + 8)?;
     private.words_mut(steps.word_at, 8)?.store(0, word);
     if steps.word & HAS_RUNS != 0 {
         let (class, at) = table_of(steps.word);
+        redo.forget_piece(at..at + (8 << class))?;
         tables.free[class as usize].push(at);
     }
     Ok(())
@@ -322,7 +327,7 @@ impl DenseBlocks {
     ///
     /// # Errors
     /// [`BlocksError::Store`] when memory is used up, [`BlocksError::NotOwned`].
-    pub fn split_steps(&mut self, first: u64, count: u64) -> Result<(), BlocksError> {
+    pub fn split_steps(&mut self, redo: &Redo, first: u64, count: u64) -> Result<(), BlocksError> {
         if !self.sizes.counts {
             return Ok(());
         }
@@ -353,7 +358,7 @@ impl DenseBlocks {
                     count,
                 },
             );
-            replace(&self.memory, &mut self.tables, steps, runs)?;
+            replace(&self.memory, redo, &mut self.tables, steps, runs)?;
         }
         Ok(())
     }
@@ -379,6 +384,7 @@ impl DenseBlocks {
     /// Replaces a block's step counts by those of a saved model. `part` is the index of its partition.
     pub(super) fn load_steps(
         &mut self,
+        redo: &Redo,
         part: usize,
         block: u64,
         saved: &[u8],
@@ -389,6 +395,6 @@ impl DenseBlocks {
             unreachable!("partition {part} is owned and has no memory");
         };
         let steps = Steps::of(&self.memory, part, self.sizes, block)?;
-        Ok(replace(&self.memory, &mut self.tables, steps, &runs)?)
+        Ok(replace(&self.memory, redo, &mut self.tables, steps, &runs)?)
     }
 }

@@ -303,7 +303,7 @@ impl DenseBlocks {
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;
         if self.sizes.counts {
-            self.load_steps(p, block, steps)?;
+            self.load_steps(redo, p, block, steps)?;
         }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(p).and_then(Option::as_mut) else {

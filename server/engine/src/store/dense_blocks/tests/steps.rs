@@ -190,3 +190,37 @@ fn impossible_step_counts_are_refused() {
         assert!(load(words).is_err(), "{words:x?}");
     }
 }
+
+/// A push to the first block, recorded; then a boundary in each, for pushes that a tick will apply: the second block gets
+/// the table that the first one had. A successor that stores the recorded result again does not write into it.
+#[test]
+fn record_does_not_name_tables_of_another_block() {
+    let (memory, redo) = memory();
+    let kept = TableSpec {
+        redo: true,
+        ..adam(2048, 4096)
+    };
+    let mut shard = shard(&memory, kept).unwrap();
+    let at = Progress { lsn: 7, row: 0 };
+    let ten = bytes([1.0; 10]);
+    for _ in 0..3 {
+        let pushed = shard.apply_range(&redo, at, 0, PushOp::Gradient, &ten);
+        pushed.unwrap();
+    }
+    let steps = |shard: &mut DenseBlocks, block: u64| {
+        let mut state = Vec::new();
+        shard.read_state_block(block, &mut state).unwrap();
+        state.split_off(2 * 4096)
+    };
+    let first = steps(&mut shard, 0);
+    shard.split_steps(&redo, 0, 100).unwrap();
+    shard.split_steps(&redo, 1024, 500).unwrap();
+    let second = steps(&mut shard, 1);
+    assert_eq!(redo.finish().unwrap(), Some(at), "the position stays");
+    assert_eq!(steps(&mut shard, 0), first);
+    assert_eq!(steps(&mut shard, 1), second);
+    let rest = bytes([1.0; 500]);
+    let pushed = shard.apply_range(&redo, at, 1024, PushOp::Gradient, &rest);
+    pushed.unwrap();
+    shard.release().unwrap();
+}
