@@ -66,8 +66,9 @@ pub(super) enum ControlCommand {
     Status(Sender<NodeStatus>),
     /// End the sessions of a job that is over; answered when the appliers have been sent their commands.
     EndSessions(NamespaceId, Sender<()>),
-    /// End the sessions of a worker's rank; answered when the appliers have been sent their commands.
-    EndRank(NamespaceId, WorkerId, Sender<()>),
+    /// End the sessions of a worker's rank; answered when the appliers have been sent their commands, with a channel for
+    /// each ring that they drop.
+    EndRank(NamespaceId, WorkerId, Sender<Vec<Receiver<()>>>),
     /// Stop the control thread, and with it the server.
     Stop,
     /// Send the number of connections and the list of sessions, for operators.
@@ -223,8 +224,7 @@ impl Control {
                     let _ = tx.send(());
                 }
                 ControlCommand::EndRank(job, rank, tx) => {
-                    self.sessions.end_rank(job, rank);
-                    let _ = tx.send(());
+                    let _ = tx.send(self.sessions.end_rank(job, rank));
                 }
                 ControlCommand::Stop => self.stopped = true,
                 ControlCommand::Sessions(tx) => {

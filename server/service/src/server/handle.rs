@@ -389,10 +389,13 @@ impl ServerHandle {
         worker: WorkerId,
     ) -> Result<Vec<ThreadClock>, ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
-        // First: commands to an applier are in order, so its clocks are those after the last frame.
+        // First: when a ring is dropped its last frames are consumed, also those that a device placed while it ended the
+        // lane. The clocks that are read then are those of all frames.
         let (tx, rx) = bounded(1);
         self.command(ControlCommand::EndRank(job, worker, tx));
-        rx.recv().map_err(|_| self.shared.gone())?;
+        for dropped in rx.recv().map_err(|_| self.shared.gone())? {
+            dropped.recv().map_err(|_| self.shared.gone())?;
+        }
         let read = |tx: Sender<_>| {
             Box::new(move |engine: &mut Engine| {
                 // The caller waits for it.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, bounded};
 use tidewater_control::set_up::LaneGrants;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_lanes::shm::{self, SessionMemory};
@@ -356,15 +356,21 @@ impl Sessions {
     }
 
     /// Ends a session: appliers first apply the complete frames in its rings. Its memory is freed when they have
-    /// released it. Does not wait for the appliers.
-    pub(super) fn end(&mut self, id: SessionId) {
-        if self.all.remove(&id).is_some() {
-            for crew in &self.shared.appliers {
-                // No wait: an applier that is gone has released everything.
-                let _ = crew.handle.send(Command::Recover(id, Box::new(|_| {})));
-                let _ = crew.handle.send(Command::DropRing(id, bounded(1).0));
-            }
+    /// released it. Does not wait for the appliers: each of the returned channels has an entry when one has dropped its
+    /// ring, or closes with the applier.
+    pub(super) fn end(&mut self, id: SessionId) -> Vec<Receiver<()>> {
+        if self.all.remove(&id).is_none() {
+            return Vec::new();
         }
+        let mut rings = Vec::new();
+        for crew in &self.shared.appliers {
+            let (tx, dropped) = bounded(1);
+            // An applier that is gone has released everything, and drops the sender.
+            let _ = crew.handle.send(Command::Recover(id, Box::new(|_| {})));
+            let _ = crew.handle.send(Command::DropRing(id, tx));
+            rings.push(dropped);
+        }
+        rings
     }
 
     /// Rows of all sessions for operators, without the counts that appliers have.
@@ -386,13 +392,13 @@ impl Sessions {
         self.all.iter().map(row).collect()
     }
 
-    /// Ends the sessions of all threads of a worker's rank in a job.
-    pub(super) fn end_rank(&mut self, job: NamespaceId, rank: WorkerId) {
+    /// Ends the sessions of all threads of a worker's rank in a job. Each returned channel closes or has an entry when an
+    /// applier has dropped a ring: a device may end a lane later than this call, and until then place frames.
+    pub(super) fn end_rank(&mut self, job: NamespaceId, rank: WorkerId) -> Vec<Receiver<()>> {
         let of_rank = |s: &Session| (s.job, s.thread.rank) == (job, rank);
         let those = self.all.iter().filter(|(_, session)| of_rank(session));
-        for id in those.map(|(&id, _)| id).collect::<Vec<_>>() {
-            self.end(id);
-        }
+        let those: Vec<SessionId> = those.map(|(&id, _)| id).collect();
+        those.into_iter().flat_map(|id| self.end(id)).collect()
     }
 
     /// Ends all sessions of a job.
