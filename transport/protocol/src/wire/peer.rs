@@ -13,9 +13,9 @@ use super::control::{self, Message};
 use super::error::at_most;
 use super::frame::{Decoder, Frame};
 use super::handshake::{HandshakeError, ServerHandshake, ServerPolicy};
-use super::hello::{Hello, RANDOM_BYTES};
+use super::hello::{Hello, RANDOM_BYTES, Role};
 use super::refusal::Refusal;
-use crate::limits::CONTROL_QUEUE_BYTES_MAX;
+use crate::limits::{CONTROL_QUEUE_BYTES_MAX, SERVER_QUEUE_BYTES_MAX};
 
 /// Event of a control connection: the end of its handshake, or a received message.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,7 +28,8 @@ pub enum PeerEvent<'a> {
 }
 
 /// Listening end of one control connection inside an event loop: handshake state and buffers, without the
-/// socket. Bounded: it holds at most one unread frame and [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes.
+/// socket. Bounded: it holds at most one unread frame, and [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes, or
+/// [`SERVER_QUEUE_BYTES_MAX`] for a server.
 #[derive(Debug)]
 pub struct ControlPeer {
     decoder: Decoder,
@@ -37,6 +38,8 @@ pub struct ControlPeer {
     outgoing: Vec<u8>,
     /// Bytes of `outgoing` that are sent.
     sent: usize,
+    /// Most bytes of `outgoing`.
+    queue_max: usize,
 }
 
 impl ControlPeer {
@@ -48,6 +51,7 @@ impl ControlPeer {
             handshake: Some(ServerHandshake::new(random)),
             outgoing: Vec::new(),
             sent: 0,
+            queue_max: CONTROL_QUEUE_BYTES_MAX,
         }
     }
 
@@ -59,6 +63,7 @@ impl ControlPeer {
             handshake: None,
             outgoing: Vec::new(),
             sent: 0,
+            queue_max: CONTROL_QUEUE_BYTES_MAX,
         }
     }
 
@@ -91,6 +96,9 @@ impl ControlPeer {
             };
             if let Some(hello) = handshake.step(policy, frame, &mut self.outgoing, &admit)? {
                 self.handshake = None;
+                if hello.role == Role::Server {
+                    self.queue_max = SERVER_QUEUE_BYTES_MAX;
+                }
                 self.decoder.trust();
                 return Ok(Some(PeerEvent::Admitted(hello)));
             }
@@ -124,12 +132,8 @@ impl ControlPeer {
         let before = self.outgoing.len();
         control::encode(id, message, &mut self.outgoing)?;
         let queued = self.outgoing.len() as u64;
-        at_most(
-            "bytes queued for a peer",
-            queued,
-            CONTROL_QUEUE_BYTES_MAX as u64,
-        )
-        .inspect_err(|_| self.outgoing.truncate(before))
+        at_most("bytes queued for a peer", queued, self.queue_max as u64)
+            .inspect_err(|_| self.outgoing.truncate(before))
     }
 
     /// Returns the queued bytes that the caller is to write to the socket; empty if there are none.
@@ -161,17 +165,22 @@ mod tests {
     use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest};
     use crate::wire::handshake::ClientHandshake;
     use crate::wire::handshake::tests::{control_hello, policy};
+    use crate::wire::hello::Roles;
     use crate::wire::refusal::RefusalCode;
 
     fn say_hello(peer: &mut ControlPeer) -> Hello {
+        greet(peer, &policy(), control_hello())
+    }
+
+    /// The handshake of a client with this hello; returns what the peer has of it.
+    fn greet(peer: &mut ControlPeer, policy: &ServerPolicy, hello: Hello) -> Hello {
         let mut bytes = Vec::new();
-        let mut client =
-            ClientHandshake::start(&policy().token, control_hello(), &mut bytes).unwrap();
+        let mut client = ClientHandshake::start(&policy.token, hello, &mut bytes).unwrap();
         let mut decoder = Decoder::unauthenticated();
         for _ in 0..2 {
             assert_eq!(peer.feed(&bytes), bytes.len());
             bytes.clear();
-            let event = peer.next(&policy(), |_| Ok(())).unwrap();
+            let event = peer.next(policy, |_| Ok(())).unwrap();
             if let Some(PeerEvent::Admitted(hello)) = event {
                 return hello;
             }
@@ -219,6 +228,30 @@ mod tests {
         let frame = decoder.next_frame().unwrap().unwrap();
         let refused = crate::wire::hello::Refused::decode(frame.body()).unwrap();
         assert_eq!(refused.refusal, Refusal::new(RefusalCode::Refused, [0; 4]));
+    }
+
+    /// Orders for all tables of a job leave at once: a server that reads slowly is not cut off for it.
+    #[test]
+    fn queue_of_a_server_holds_orders_of_all_tables() {
+        let hello = Hello {
+            role: Role::Server,
+            ..control_hello()
+        };
+        let policy = ServerPolicy {
+            control_roles: Roles::of(&[Role::Server]),
+            ..policy()
+        };
+        let mut peer = ControlPeer::accepted([3; 32]);
+        assert_eq!(greet(&mut peer, &policy, hello.clone()), hello);
+        let long = Refusal::new(RefusalCode::Io, [0; 4]).with_text("x".repeat(1000));
+        let answer = CoordinatorAnswer::Refused(long);
+        let mut queued = 0;
+        while peer.queue(queued, &answer).is_ok() {
+            queued += 1;
+        }
+        let bytes = peer.outgoing().len();
+        assert!(bytes <= SERVER_QUEUE_BYTES_MAX, "{bytes}");
+        assert!(bytes > SERVER_QUEUE_BYTES_MAX - 4096, "{bytes}");
     }
 
     #[test]
