@@ -125,6 +125,7 @@ impl<'py> Keys<'py> {
     pub(crate) fn new(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(array) = keys.cast::<PyArrayDyn<u64>>() {
             one_dimension(array.shape())?;
+            aligned::<u64>(array.as_untyped(), "keys")?;
             if array.is_c_contiguous() {
                 return Ok(Self::Borrowed(
                     array.try_readonly().map_err(|_| in_use("keys"))?,
@@ -180,11 +181,22 @@ fn checked<'a, 'py, T: Element + numpy::Element>(
             numpy_name(T::DTYPE)
         )));
     };
+    aligned::<T>(untyped, what)?;
     if !untyped.is_c_contiguous() {
         return Err(not_contiguous(what, untyped.strides()));
     }
     shape.check(what, untyped.shape())?;
     Ok(typed)
+}
+
+fn aligned<T>(array: &Bound<'_, PyUntypedArray>, what: &str) -> PyResult<()> {
+    if array.is_aligned() {
+        return Ok(());
+    }
+    let bytes = align_of::<T>();
+    Err(PyValueError::new_err(format!(
+        "{what} is not aligned to {bytes} bytes; a copy is: {what}.copy()"
+    )))
 }
 
 fn not_contiguous(what: &str, strides: &[isize]) -> PyErr {

@@ -34,7 +34,7 @@ impl PushBuffer {
         py: Python<'_>,
         body: impl FnOnce(&mut AnyPushBuffer) -> R + Send,
     ) -> PyResult<R> {
-        self.table.get().session(py).get().same_process()?;
+        self.table.get().session(py).get().check_caller()?;
         Ok(py.detach(|| body(&mut self.buffer())))
     }
 
@@ -193,7 +193,7 @@ impl CachedTable {
         py: Python<'_>,
         body: impl FnOnce(&mut AnyCached) -> R + Send,
     ) -> PyResult<R> {
-        self.table.get().session(py).get().same_process()?;
+        self.table.get().session(py).get().check_caller()?;
         Ok(py.detach(|| body(&mut self.cached())))
     }
 }

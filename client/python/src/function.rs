@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyRange};
+use pyo3::types::PyRange;
 use tidewater::{AnyFunctionArgs, AnyTable, Scalar};
 
 use crate::table::Table;
@@ -18,7 +18,9 @@ impl<'py> FromPyObject<'_, 'py> for Parameter {
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let value: f64 = given.extract()?;
         let float = value.into_pyobject(given.py())?.into_any();
-        if given.is_instance_of::<PyInt>() && !float.eq(given.to_owned())? {
+        // Integers of Python and numpy have it, floats do not. Compared as one of Python, which rounds neither.
+        let whole = given.call_method0("__index__").ok();
+        if whole.is_some_and(|whole| !float.eq(whole).unwrap_or(false)) {
             return Err(PyValueError::new_err(format!(
                 "parameter {} is no exact float; write it in the expression, or give a float",
                 given.str()?

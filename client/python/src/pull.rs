@@ -63,6 +63,14 @@ impl Pull {
     }
 }
 
+impl Drop for Pull {
+    fn drop(&mut self) {
+        if let Ok(Some(ticket)) = self.ticket.get_mut().map(Option::take) {
+            self.table.get().abandon(ticket);
+        }
+    }
+}
+
 #[pymethods]
 impl Pull {
     /// Whether `finish` would return without waiting for reads that are under way.

@@ -1,12 +1,14 @@
 //! A session with the servers of a job. (long: one class.)
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
+use pyo3::exceptions::PySystemExit;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use tidewater::connect::Job;
-use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall};
+use tidewater::{AnyTable, Client, ClientError, Joined, PendingCall, PullTicket};
 use tidewater_launch::FabricSettings;
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{DATA_DEADLINE, FILE_CALL_TIMEOUT};
@@ -48,10 +50,30 @@ pub(crate) struct JoinOptions {
 pub(crate) struct Session {
     process: ForkGuard,
     client: Mutex<Option<Client>>,
+    /// Thread that is in a call with the client; `None` if none is.
+    inside: Mutex<Option<ThreadId>>,
+    /// Pulls that the program has dropped unfinished; the next call gives them up.
+    abandoned: Mutex<Vec<PullTicket>>,
     /// The job, if its coordinator or a server of it runs in this process; it ends after the client.
     job: Mutex<Option<Job>>,
     wanted: JoinOptions,
     pub(crate) timeout: Duration,
+}
+
+/// A call with the client of a session, from its begin to its end.
+struct Inside<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl<'a> Inside<'a> {
+    fn enter(inside: &'a Mutex<Option<ThreadId>>) -> PyResult<Self> {
+        *inside.lock().map_err(|_| defect())? = Some(std::thread::current().id());
+        Ok(Self(inside))
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl JoinOptions {
@@ -106,6 +128,8 @@ impl Session {
         Ok(Self {
             process,
             client: Mutex::new(Some(client)),
+            inside: Mutex::new(None),
+            abandoned: Mutex::new(Vec::new()),
             job: Mutex::new(wanted.keeps.map(|_| job)),
             wanted,
             timeout: usual.unwrap_or(DATA_DEADLINE),
@@ -118,24 +142,49 @@ impl Session {
         py: Python<'_>,
         body: impl FnOnce(&mut Client) -> Result<R, ClientError> + Send,
     ) -> PyResult<R> {
-        self.same_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let mut client = self.client.lock().map_err(|_| defect())?;
+            let _inside = Inside::enter(&self.inside)?;
             let client = client
                 .as_mut()
                 .ok_or_else(|| Error::new_err("the session is closed"))?;
+            let abandoned = std::mem::take(
+                &mut *self
+                    .abandoned
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            for pull in abandoned {
+                // A pull that ended otherwise has nothing to give up.
+                let _ = client.cancel_pull(pull);
+            }
             body(client).map_err(raised)
         })
     }
 
-    pub(crate) fn same_process(&self) -> PyResult<()> {
-        if self.process.is_same_process() {
-            return Ok(());
+    /// Gives up a pull at the next call, without waiting for the one under way.
+    pub(crate) fn abandon(&self, pull: PullTicket) {
+        let abandoned = self.abandoned.lock();
+        abandoned.unwrap_or_else(PoisonError::into_inner).push(pull);
+    }
+
+    /// Fails in a forked process, and in a signal handler that runs inside a call of this session: its thread would
+    /// wait for itself.
+    pub(crate) fn check_caller(&self) -> PyResult<()> {
+        if !self.process.is_same_process() {
+            return Err(ForkedError::new_err(
+                "the process was forked after the session was opened; it belongs to the parent. Open \
+                 a session in the child, or use the start method 'spawn'",
+            ));
         }
-        Err(ForkedError::new_err(
-            "the process was forked after the session was opened; it belongs to the parent. Open \
-             a session in the child, or use the start method 'spawn'",
-        ))
+        if *self.inside.lock().map_err(|_| defect())? == Some(std::thread::current().id()) {
+            return Err(Error::new_err(
+                "a signal handler uses the session inside a call of it; note the signal there, and use the session \
+                 after the call",
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -242,6 +291,8 @@ impl Session {
         Ok(Self {
             process,
             client: Mutex::new(Some(client)),
+            inside: Mutex::new(None),
+            abandoned: Mutex::new(Vec::new()),
             job: Mutex::new(None), // the first session keeps it
             wanted: self.wanted.clone(),
             timeout: self.timeout,
@@ -630,10 +681,11 @@ impl Session {
 
     /// Closes the session; servers in this process end at once.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.same_process()?;
+        self.check_caller()?;
         py.detach(|| {
-            let client = self.client.lock().map_err(|_| defect())?.take();
-            drop(client);
+            let mut client = self.client.lock().map_err(|_| defect())?;
+            let _inside = Inside::enter(&self.inside)?;
+            drop(client.take());
             let job = self.job.lock().map_err(|_| defect())?.take();
             drop(job);
             Ok(())
@@ -643,9 +695,10 @@ impl Session {
     /// Finishes and closes the session, and waits for the job's other processes if a part of the job runs
     /// in this one. After a failure it may be repeated, and goes on where it failed.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
-        self.same_process()?;
+        self.check_caller()?;
         py.detach(|| {
             let mut client = self.client.lock().map_err(|_| defect())?;
+            let _inside = Inside::enter(&self.inside)?;
             if let Some(open) = client.as_mut() {
                 open.finish().map_err(raised)?;
             }
@@ -658,7 +711,7 @@ impl Session {
     /// Whether the session was closed, by `close` or the end of a `with`.
     #[getter]
     fn closed(&self, py: Python<'_>) -> PyResult<bool> {
-        self.same_process()?;
+        self.check_caller()?;
         py.detach(|| Ok(self.client.lock().map_err(|_| defect())?.is_none()))
     }
 
@@ -675,12 +728,25 @@ impl Session {
         value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
+        // `sys.exit` with a number or nothing ends a worker that is done; a text is a failure.
+        let exit = value.cast::<PySystemExit>().is_ok();
+        let code = || value.getattr("code").ok();
+        let is_exit =
+            exit && code().is_some_and(|code| code.is_none() || code.extract::<i32>().is_ok());
         if kind.is_none() || self.wanted.observer {
             self.with(py, |_| Ok(()))?; // a session that its block has closed is an error
             self.leave(py)?;
+        } else if is_exit {
+            self.leave(py)?;
         } else {
+            let name = value.get_type().name()?;
+            let text = value.to_string();
+            let reason = match text.as_str() {
+                "" => name.to_string(),
+                text => format!("{name}: {text}"),
+            };
             // The exception propagates; an error of `fail` would only hide it.
-            let _ = self.fail(py, &value.to_string());
+            let _ = self.fail(py, &reason);
             self.close(py)?;
         }
         Ok(false)

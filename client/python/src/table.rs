@@ -131,6 +131,11 @@ impl Table {
         self.session.clone_ref(py)
     }
 
+    /// Gives up a pull at the session's next call.
+    pub(crate) fn abandon(&self, pull: client::PullTicket) {
+        self.session.get().abandon(pull);
+    }
+
     /// Fails unless the table is addressed by rows.
     pub(crate) fn check_by_rows(&self, what: &str) -> PyResult<()> {
         if !self.is_ranges() {

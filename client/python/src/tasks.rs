@@ -58,7 +58,7 @@ const fn name(kind: TaskKind) -> &'static str {
 }
 
 /// Number, kind, pass, failures, path, first and end of a task.
-type Described = (u64, &'static str, u32, u32, PathBuf, u64, u64);
+type Described = (u64, &'static str, u32, u32, String, u64, u64);
 
 /// The tasks of a queue, and the one that the session has.
 #[pyclass(frozen, module = "tidewater")]
@@ -208,7 +208,7 @@ impl TaskQueue {
         let task = self.with(py, |client| tasks.next(client))?;
         let described = task.as_ref().map(|task| {
             let shard = task.shard();
-            let path = shard.path.to_path_buf();
+            let path = shard.path.to_string_lossy().into_owned();
             let of_task = (
                 task.number(),
                 name(task.kind()),

@@ -71,6 +71,7 @@ def test_tasks_count_each_record_once():
         kinds, broken = [], True
         for task in tasks:
             kinds.append(task.kind)
+            assert type(task.path) is str, task.path
             try:
                 with task:
                     for batch in task:
@@ -84,6 +85,23 @@ def test_tasks_count_each_record_once():
         assert (t.pull(np.arange(40, dtype=np.uint64)) == 6).all(), "three files, two passes"
         status = tasks.status()
         assert status["records"] == 240 and status["failures"] == 1 and not status["reasons"], status
+
+
+def test_task_is_reported_before_the_next_one():
+    with session() as s:
+        tasks = tidewater.data.tasks(s, 20, "q", 10)
+        taken = iter(tasks)
+        first, second = next(taken), next(taken)
+        assert second.number == first.number, "the first one was reported as failed, and is given again"
+        for call in (first.done, lambda: first.failed("why"), lambda: list(first), first.record_numbers):
+            raises(ValueError, f"task {first.number} is not open any more", call)
+        assert len(list(second)) == 1 and second.done()
+        assert tasks.status()["records"] == 10 and tasks.status()["failures"] == 1
+        third = next(taken)
+        assert third.number != first.number and third.done() and next(taken, None) is None
+        finals = tidewater.data.tasks(s, _task_files(), "finals", 100, finals=["save"])
+        raises(ValueError, "the queue has final tasks", lambda: tidewater.data.torch_tasks(finals, columns=40))
+        assert tidewater.data.tasks(s, np.int64(20), "numpy", 10).status()["tasks"] == 2
 
 
 def test_feed_has_batches_over_tasks():
@@ -525,6 +543,10 @@ def test_expressions_update_and_reduce_tables():
         big = (1 << 53) + 1
         raises(ValueError, "9007199254740993 is no exact float", lambda: s.update(x, "x + p0", parameters=[big]))
         assert s.reduce(x, "x < p0", parameters=[big - 1]) == n
+        for kind in (np.int64, np.uint64):
+            raises(ValueError, "is no exact float", lambda: s.update(x, "x + p0", parameters=[kind(big)]))
+            assert s.reduce(x, "x < p0", parameters=[kind(big - 1)]) == n
+        assert s.reduce(x, "x < p0", parameters=[np.float32(0.5)]) == (a < 0.5).sum()
         whole = _range_table(s, "i", [big] * 1000, np.int64)
         total = s.reduce(whole, "x")
         assert type(total) is int and total == 1000 * big
@@ -1186,6 +1208,67 @@ def test_ctrl_c_ends_a_call_that_waits():
                 assert time.monotonic() - started < 20, "it was noticed at the call's end"
             timer.join()
         assert s.counters()["ticks"] >= 0, "the session goes on"
+
+
+def test_signal_handler_inside_a_call_is_refused():
+    said = []
+
+    def use(*_):
+        for call in (lambda: s.rank, lambda: s.fail("why"), s.close, s.finish, lambda: s.closed, lambda: buffer.rows):
+            try:
+                call()
+                said.append("no error")
+            except tidewater.Error as e:
+                said.append(str(e))
+
+    with session(workers=2, sync="bsp") as s:
+        t = s.table("t", "sparse", dtype=np.float32, cols=1)
+        buffer = tidewater.PushBuffer(t)
+        before = signal.signal(signal.SIGUSR2, use)
+        try:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+            raises(tidewater.Error, "1 of 2 came", lambda: s.barrier("b", timeout=5))
+        finally:
+            signal.signal(signal.SIGUSR2, before)
+        assert len(said) == 6 and all("inside a call" in text for text in said), said
+        assert s.rank == 0, "the session goes on"
+
+
+def test_exit_inside_a_block_ends_a_worker_that_is_done():
+    for code, fails in ((0, False), (143, False), (None, False), ("no data", True)):
+        name = f"exit-{os.getpid()}-{code}"
+        other = session(namespace=name, workers=2)
+        try:
+            with session(namespace=name, workers=2):
+                sys.exit(code)
+        except SystemExit as e:
+            assert e.code == code
+        if fails:
+            raises(ConnectionError, "SystemExit: no data", lambda: other.barrier("b", timeout=20))
+            other.close()
+        else:
+            other.table("t", "sparse", dtype=np.float32, cols=1).push(np.ones((1, 1), np.float32), [1]).wait()
+            other.finish()
+            other.close()
+
+
+def test_dropped_pulls_give_their_places_back():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.float32, cols=1)
+        t.push(np.ones((1, 1), np.float32), [1]).wait()
+        for _ in range(1000):
+            t.start_pull([1])
+        assert t.start_pull([1]).finish().tolist() == [[1]]
+
+
+def test_arrays_that_are_not_aligned_are_named():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.float32, cols=1)
+        odd = np.frombuffer(bytearray(9), np.float32, count=2, offset=1)
+        raises(ValueError, "out is not aligned to 4 bytes", lambda: t.pull([1, 2], out=odd.reshape(2, 1)))
+        raises(ValueError, "values is not aligned to 4 bytes", lambda: t.push(odd.reshape(2, 1), [1, 2]))
+        keys = np.frombuffer(bytearray(17), np.uint64, count=2, offset=1)
+        raises(ValueError, "keys is not aligned to 8 bytes", lambda: t.pull(keys))
 
 
 def main():

@@ -651,7 +651,7 @@ class Walltime:
         """
     def end(self) -> Optional[int]:
         """After the last step, on all workers, which wait for each other: the number of the signal for which
-        the run ended, or None. Then save, and `sys.exit(128 + signal)`.
+        the run ended, or None. Then save, and `sys.exit(128 + signal)`, inside the `with` of the session or after it.
         """
 
 class RowCursor:

@@ -10,6 +10,7 @@ of files are OSError, malformed records ValueError; both name the file, and a re
 
 from __future__ import annotations
 
+import numbers
 import os
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence, Union
 
@@ -120,16 +121,25 @@ class Task:
         self._tasks = tasks
 
     def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
+        self._check_open()
         if self._tasks._queue.is_counted:
-            numbers, size = self.record_numbers(), self._tasks.batch
-            yield from (numbers[at : at + size] for at in range(0, len(numbers), size))
+            records, size = self.record_numbers(), self._tasks.batch
+            for at in range(0, len(records), size):
+                self._check_open()
+                yield records[at : at + size]
             return
         while (batch := self._tasks._queue.next_batch(self._tasks.batch)) is not None:
             yield Batch(*batch)
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._tasks._current is not self:
+            raise ValueError(f"task {self.number} is not open any more; report each task before the next one is taken")
 
     def record_numbers(self) -> np.ndarray:
         """The record numbers of the task, as uint64: those of a map-style data set. With `record_seed` they are drawn
         from all records; all tasks of a pass have each number once. Empty for a task without records."""
+        self._check_open()
         if self.kind in ("save", "end"):
             return np.empty(0, dtype=np.uint64)
         return self._tasks._queue.record_numbers()
@@ -137,10 +147,12 @@ class Task:
     def done(self) -> bool:
         """Reports the task as finished. Returns whether it counts: False if it was taken back, or another worker
         finished it first; its pushes are dropped then."""
+        self._check_open()
         return self._tasks._queue.done()
 
     def failed(self, reason: str) -> None:
         """Reports that the task failed by itself. Its pushes are dropped; after too many failures it is left out."""
+        self._check_open()
         self._tasks._queue.failed(reason)
 
     def __enter__(self) -> Task:
@@ -160,10 +172,14 @@ class Tasks:
         if batch < 1:
             raise ValueError(f"batch is {batch}; it is at least 1")
         self._queue, self.batch, self.has_finals = queue, batch, has_finals
+        self._current: Optional[Task] = None
 
     def __iter__(self) -> Iterator[Task]:
+        self._current = None
         while (described := self._queue.next()) is not None:
-            yield Task(self, described)
+            self._current = task = Task(self, described)
+            yield task
+            self._current = None
 
     def status(self) -> dict:
         """Counters of the queue; `reasons` lists tasks that are left out: number, path, first, end, reason."""
@@ -184,15 +200,15 @@ class Feed:
     def __iter__(self) -> Iterator[Union[Batch, np.ndarray]]:
         self.done()
         while (found := self._feed.next_batch(self._batch)) is not None:
-            kind, rows, numbers = found
+            kind, rows, records = found
             if kind is not None:
                 self._is_in_final = True  # until it has succeeded; else it comes again
                 self._final(kind)
                 self._is_in_final = False
             elif rows is not None:
                 yield Batch(*rows)
-            elif numbers is not None:
-                yield numbers
+            elif records is not None:
+                yield records
             self.done()
 
     def done(self) -> int:
@@ -250,7 +266,7 @@ def tasks(
     """
     reading = (format, schema, labels, positive, bad_records)
     queue = TaskQueue(
-        session, data if isinstance(data, int) else os.fspath(data), name, task_size, reading, kind=kind, epochs=epochs,
+        session, int(data) if isinstance(data, numbers.Integral) else os.fspath(data), name, task_size, reading, kind=kind, epochs=epochs,
         strict_epochs=strict_epochs, seed=seed, record_seed=record_seed, finals=list(finals), failures_max=failures_max, timeout=timeout, exactly_once=exactly_once,
         ticks=ticks, allow_left_out=allow_left_out,
     )
@@ -265,6 +281,8 @@ def torch_tasks(tasks: Tasks, columns: Optional[int] = None) -> Any:
     """
     if tasks._queue.is_counted:
         raise ValueError("these tasks are of record numbers, without rows; use Task.record_numbers or feed")
+    if tasks.has_finals:
+        raise ValueError("the queue has final tasks, which a data set cannot carry out; use the tasks, or feed with `final`")
     from ._torch_data import TaskRows
 
     return TaskRows(tasks, columns)

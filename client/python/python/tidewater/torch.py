@@ -260,6 +260,8 @@ class Optimizer:
             raise ValueError("the tables of an Optimizer are of domain 0, which its steps end")
         self._session = session
         self._tick = tick
+        if average and session.workers == 0:
+            raise ValueError("average=True needs a fixed number of workers; in a job of open size use effect=\"clock_mean\"")
         self._factor = 1.0 / session.workers if average else 1.0
         self._embeddings = [part for part in module.modules() if isinstance(part, Embedding)]
         for embedding in self._embeddings:

@@ -343,7 +343,8 @@ class Vector:
     # Operations with a number as result.
 
     def dot(self, other: Vector) -> float:
-        """Inner product, accumulated in float64 with compensation: the same bits on any number of servers."""
+        """Inner product. Products are rounded in the element type (float32 ends at 3.4e38 and at 1e-45), and summed in
+        float64 with compensation: the same bits on any number of servers."""
         return self._number("x * y", "sum", self, other)
 
     def sum(self) -> float:
@@ -351,7 +352,8 @@ class Vector:
         return self._number("x", "sum", self)
 
     def norm(self, ord: float = 2) -> float:
-        """Norm L2, or L1 or L-infinity: `ord` is 2, 1 or math.inf. Raises ValueError for another one."""
+        """Norm L2, or L1 or L-infinity: `ord` is 2, 1 or math.inf. Raises ValueError for another one. L2 squares in the
+        element type: with float32 an element above 1.8e19 makes it infinite, and those below 1e-23 do not count."""
         if ord == 2:
             return math.sqrt(self._number("x * x", "sum", self))
         if ord == 1:
