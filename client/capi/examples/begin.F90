@@ -20,7 +20,7 @@ end module
 program begin
     use mpi_broadcast
     type(c_ptr) :: session
-    integer(int64) :: table, ticket, total(1)
+    integer(int64) :: table, total(1)
     integer :: rank, size, t
     character(len=8, kind=c_char), target :: name = "counter"//c_null_char
     call MPI_Init()
@@ -30,7 +30,7 @@ program begin
     call must(tw_table_create(session, tw_table_options(name=c_loc(name), kind=TW_RANGE, dtype=TW_I64, rows=1, &
         cols=1, effect=TW_CLOCK_SUM), table))
     do t = 1, 10
-        call must(tw_push_range(session, table, 0_int64, [int(rank, int64)], TW_SUM, ticket))
+        call must(tw_push_range(session, table, 0_int64, [int(rank, int64)], TW_SUM))
         call must(tw_tick(session, 0))
     end do
     call must(tw_pull_range(session, table, 0_int64, total))

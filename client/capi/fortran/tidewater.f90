@@ -6,6 +6,14 @@
 ! one: the generic names check type and length at compile time and hand the array over as it is; an
 ! array that is not contiguous is copied by the compiler.
 !
+! A push, an update, a deletion, a setting and a flush give a ticket only where it is asked for: tickets
+! that are held are to be waited for, or given back by tw_push_forget.
+!
+! Calls of C that are not here: tw_abi_version, tw_barrier_finish, tw_barrier_start, tw_call_drop,
+! tw_call_test, tw_load_finish, tw_load_function, tw_load_start, tw_pull_cancel, tw_pull_range_start,
+! tw_pull_start, tw_pull_test, tw_pull_wait, tw_save_finish, tw_save_start, tw_session_counters,
+! tw_status_name, tw_table_create_finish, tw_table_create_start, tw_table_describe, tw_version.
+!
 !   gfortran -c tidewater.f90
 !   gfortran program.f90 tidewater.o $(pkg-config --libs tidewater)
 module tidewater
@@ -220,7 +228,7 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int64_t), value :: table
             type(tw_table_options), intent(in) :: options
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_keys_count(session, table, count) bind(c)
             import :: c_int, c_ptr, c_int64_t
@@ -235,7 +243,7 @@ module tidewater
             integer(c_int64_t), value :: table
             integer(c_int64_t), intent(in) :: keys(*)
             integer(c_size_t), value :: rows
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_keys_exist_c(session, table, keys, rows, stored) &
                 bind(c, name="tw_keys_exist")
@@ -262,7 +270,7 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int64_t), value :: table, iteration
             type(tw_schedule), intent(in) :: schedule
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_schedule_rate(schedule, iteration, rate) bind(c)
             import :: c_int, c_int64_t, c_double, tw_schedule
@@ -292,7 +300,7 @@ module tidewater
             type(c_ptr), value :: session
             integer(c_int64_t), value :: buffer
             integer(c_int32_t), value :: all
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_buffer_describe(session, buffer, rows, bytes) bind(c)
             import :: c_int, c_ptr, c_int64_t, c_size_t
@@ -487,6 +495,13 @@ module tidewater
             integer(c_int64_t), value :: tasks, records
             integer(c_int32_t), intent(out) :: counted
         end function
+        ! reason ends in c_null_char: tw_text makes such a text.
+        integer(c_int) function tw_tasks_fail(session, tasks, reason) bind(c)
+            import :: c_int, c_ptr, c_char, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), value :: tasks
+            character(kind=c_char), intent(in) :: reason(*)
+        end function
         integer(c_int) function tw_tasks_close(session, tasks) bind(c)
             import :: c_int, c_ptr, c_int64_t
             type(c_ptr), value :: session
@@ -568,7 +583,7 @@ module tidewater
             integer(c_int64_t), intent(in) :: keys(*)
             integer(c_size_t), value :: rows, elements
             integer(c_int32_t), value :: dtype, op
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_push_range_c(session, table, first, values, elements, &
                 dtype, op, options, ticket) bind(c, name="tw_push_range_with")
@@ -577,7 +592,7 @@ module tidewater
             integer(c_int64_t), value :: table, first
             integer(c_size_t), value :: elements
             integer(c_int32_t), value :: dtype, op
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_update_c(session, target, expression, options, ticket) &
                 bind(c, name="tw_update")
@@ -586,7 +601,7 @@ module tidewater
             integer(c_int64_t), value :: target
             character(kind=c_char), intent(in) :: expression(*)
             type(tw_function_options), intent(in) :: options
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_reduce_c(session, target, expression, reduction, options, &
                 value, integer, found) bind(c, name="tw_reduce")
@@ -605,7 +620,7 @@ module tidewater
             character(kind=c_char), intent(in) :: name(*)
             integer(c_size_t), value :: bytes
             type(tw_function_options), intent(in) :: options
-            integer(c_int64_t), intent(out) :: ticket
+            integer(c_int64_t), intent(out), optional :: ticket
         end function
         integer(c_int) function tw_call_reduce_c(session, target, name, arguments, &
                 argument_bytes, options, results, pieces, bytes) bind(c, name="tw_call_reduce")
@@ -647,11 +662,11 @@ module tidewater
     interface tw_pull_range
         procedure pull_range_f32, pull_range_f64, pull_range_i32, pull_range_i64
     end interface
-    ! tw_push_rows(session, table, keys, values, op, ticket [, options])
+    ! tw_push_rows(session, table, keys, values, op [, ticket, options])
     interface tw_push_rows
         procedure push_rows_f32, push_rows_f64, push_rows_i32, push_rows_i64
     end interface
-    ! tw_push_range(session, table, first, values, op, ticket [, options])
+    ! tw_push_range(session, table, first, values, op [, ticket, options])
     interface tw_push_range
         procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
     end interface
@@ -735,7 +750,7 @@ contains
         integer(int64), intent(in), contiguous :: keys(:)
         real(real32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
             size(values, kind=c_size_t), TW_F32, op, &
@@ -748,7 +763,7 @@ contains
         integer(int64), intent(in) :: table, first
         real(real32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_F32, op, &
@@ -781,7 +796,7 @@ contains
         integer(int64), intent(in), contiguous :: keys(:)
         real(real64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
             size(values, kind=c_size_t), TW_F64, op, &
@@ -794,7 +809,7 @@ contains
         integer(int64), intent(in) :: table, first
         real(real64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_F64, op, &
@@ -827,7 +842,7 @@ contains
         integer(int64), intent(in), contiguous :: keys(:)
         integer(int32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
             size(values, kind=c_size_t), TW_I32, op, &
@@ -840,7 +855,7 @@ contains
         integer(int64), intent(in) :: table, first
         integer(int32), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_I32, op, &
@@ -873,7 +888,7 @@ contains
         integer(int64), intent(in), contiguous :: keys(:)
         integer(int64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
             size(values, kind=c_size_t), TW_I64, op, &
@@ -886,7 +901,7 @@ contains
         integer(int64), intent(in) :: table, first
         integer(int64), intent(in), target, contiguous :: values(:)
         integer(c_int), intent(in) :: op
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         type(tw_push_options), intent(in), target, optional :: options
         status = tw_push_range_c(session, table, first, c_loc(values), &
             size(values, kind=c_size_t), TW_I64, op, &
@@ -898,11 +913,12 @@ contains
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
         integer(int64), intent(in), contiguous :: keys(:)
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         status = tw_keys_delete_c(session, table, keys, size(keys, kind=c_size_t), ticket)
     end function
 
-    ! Whether each key of a sparse table has a row; stored is as long as keys.
+    ! Whether each key of a sparse table has a row; stored is as long as keys. TW_ERR_ARGUMENT if it is not,
+    ! and tw_last_error has no text of that.
     integer(c_int) function tw_keys_exist(session, table, keys, stored) result(status)
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: table
@@ -1006,7 +1022,7 @@ contains
             size(values, kind=c_size_t), TW_I64)
     end function
 
-    ! tw_update(session, target, expression, ticket [, inputs, parameters, first, count])
+    ! tw_update(session, target, expression [, ticket, inputs, parameters, first, count])
     !
     ! Sets each element of target to the value of an expression, such as "p0 * x + y". inputs: tables
     ! of x, y and z; without them, x is the target. parameters: values of p0, p1 and so on. first and
@@ -1016,7 +1032,7 @@ contains
         type(c_ptr), intent(in) :: session
         integer(int64), intent(in) :: target
         character(len=*), intent(in) :: expression
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         integer(int64), intent(in), target, contiguous, optional :: inputs(:)
         real(real64), intent(in), target, contiguous, optional :: parameters(:)
         integer(int64), intent(in), optional :: first, count
@@ -1059,7 +1075,7 @@ contains
             c_loc(value), found_of(found))
     end function
 
-    ! tw_call_update(session, target, name, arguments, ticket [, inputs, parameters, first, count]):
+    ! tw_call_update(session, target, name, arguments [, ticket, inputs, parameters, first, count]):
     ! the update function that the servers' program registered under a name. arguments: its bytes.
     integer(c_int) function tw_call_update(session, target, name, arguments, ticket, inputs, &
             parameters, first, count) result(status)
@@ -1067,7 +1083,7 @@ contains
         integer(int64), intent(in) :: target
         character(len=*), intent(in) :: name
         integer(int8), intent(in), target, contiguous :: arguments(:)
-        integer(int64), intent(out) :: ticket
+        integer(int64), intent(out), optional :: ticket
         integer(int64), intent(in), target, contiguous, optional :: inputs(:)
         real(real64), intent(in), target, contiguous, optional :: parameters(:)
         integer(int64), intent(in), optional :: first, count

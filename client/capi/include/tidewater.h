@@ -806,8 +806,9 @@ tw_status tw_batch_pushes(tw_session *session,
 // afterwards. TW_ERR_THREAD while siblings are open.
 tw_status tw_finish(tw_session *session);
 
-// This worker cannot go on: the job ends, and its end names `reason`.
-tw_status tw_fail(tw_session *session, const char *reason);
+// This worker cannot go on: the job ends, and its end names `reason`, of which the first 4,095 bytes count.
+tw_status tw_fail(tw_session *session,
+                  const char *reason);
 
 // Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
 // `bytes`, which may be null, get what was written. `timeout_s` 0: half an hour.
@@ -1182,15 +1183,20 @@ tw_status tw_vector_scale(tw_session *session, tw_table vector, double factor);
 // Adds a multiple of `x` to a vector: vector += factor x.
 tw_status tw_vector_axpy(tw_session *session, tw_table vector, double factor, tw_table x);
 
-// Writes the inner product of two vectors to `*value`. It is summed in double with compensation: the same bits on any
-// number of servers.
+// Writes the inner product of two vectors to `*value`. Products are rounded in the element type, so that in float those
+// above 3.4e38 are infinite and those below 1e-45 are 0. They are summed in double with compensation: the same bits
+// on any number of servers.
 tw_status tw_vector_dot(tw_session *session,
                         tw_table x,
                         tw_table y,
                         double *value);
 
-// Writes a norm of a vector, a tw_norm, to `*value`. NaN if an element is.
-tw_status tw_vector_norm(tw_session *session, tw_table vector, int32_t norm, double *value);
+// Writes a norm of a vector, a tw_norm, to `*value`. NaN if an element is. TW_NORM_2 squares in the element type: in
+// float it is infinite for an element above 1.8e19, and elements below 1e-23 do not count.
+tw_status tw_vector_norm(tw_session *session,
+                         tw_table vector,
+                         int32_t norm,
+                         double *value);
 
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 // for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says
@@ -1381,7 +1387,7 @@ tw_status tw_tasks_done(tw_session *session,
                         uint64_t records,
                         int32_t *counted);
 
-// Reports that the task failed by itself, with the reason. Its pushes are dropped; it is given again, and left out
+// Reports that the task failed by itself, with the reason (its first 4,095 bytes). Its pushes are dropped; it is given again, and left out
 // with this reason after too many failures. After an error the session still has the task: call it again, or take the
 // next task, or close the queue. A report that has arrived before costs the task no second try.
 tw_status tw_tasks_fail(tw_session *session,

@@ -185,7 +185,20 @@ public:
      * deadline is repeated, twice at most, before the call throws. See tw_tasks_open. */
     template <typename Body> void each_task(const tw_task_options &options, std::uint64_t records, Body body)
     {
-        tw_tasks queue = 0;
+        /* An exception that is no std::exception passes through, as that of a thread that is cancelled: the queue is
+         * closed, and its task given again. */
+        struct open_queue {
+            tw_session *session;
+            tw_tasks queue = 0;
+            explicit open_queue(tw_session *of) : session(of) {}
+            open_queue(const open_queue &) = delete;
+            ~open_queue()
+            {
+                if (queue)
+                    tw_tasks_close(session, &queue);
+            }
+        } open(it_.get());
+        tw_tasks &queue = open.queue;
         check(tw_tasks_open(it_.get(), &options, records, &queue));
         tw_task_info task = defaults<tw_task_info>();
         std::int32_t given = 0;
@@ -720,7 +733,8 @@ public:
     friend vector operator/(const vector &a, double divisor) { return made(a, "x / p0", {&a}, {divisor}); }
     friend vector operator-(const vector &a) { return made(a, "-x", {&a}); }
 
-    /* Accumulated in double with compensation: the same bits on any number of servers. */
+    /* Products are rounded in the element type: in float those above 3.4e38 are infinite, below 1e-45 they are 0.
+     * Summed in double with compensation: the same bits on any number of servers. */
     double dot(const vector &other) const { return number("x * y", TW_REDUCE_SUM, {this, &other}); }
     double sum() const { return number("x", TW_REDUCE_SUM, {this}); }
     double min() const { return number("x", TW_REDUCE_MIN, {this}); }

@@ -45,6 +45,17 @@ impl Kind {
             Self::Queue => "queue",
         }
     }
+
+    /// What a program does that holds too many.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Push => "wait for some, or give no place for a ticket where you need none",
+            Self::Table => "release tables that no worker needs",
+            Self::Pull | Self::Call => "finish or drop some",
+            Self::Results => "take some",
+            Self::Buffer | Self::Queue => "close some",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -61,6 +72,17 @@ pub(crate) struct Handles<T> {
     first_generation: u32,
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+}
+
+impl<T: PartialEq> Handles<T> {
+    /// Returns the handle of a value that is kept already, or keeps it as [`Self::add`] does.
+    pub(crate) fn add_once(&mut self, value: T) -> Result<u64, Failure> {
+        let mut slots = self.slots.iter();
+        match slots.position(|slot| slot.value.as_ref() == Some(&value)) {
+            Some(at) => Ok(self.handle(at as u32)),
+            None => self.add(value),
+        }
+    }
 }
 
 impl<T> Handles<T> {
@@ -81,8 +103,8 @@ impl<T> Handles<T> {
             if self.slots.len() >= HANDLES_MAX {
                 let what = self.kind.name();
                 return Err(Failure::argument(format_args!(
-                    "{HANDLES_MAX} {what} handles are held; wait for some, or give no handle where \
-                     you do not want one"
+                    "{HANDLES_MAX} {what} handles are held; {}",
+                    self.kind.remedy()
                 )));
             }
             self.free.push(self.slots.len() as u32);
@@ -95,11 +117,20 @@ impl<T> Handles<T> {
             return Err(Failure::panicked());
         };
         slot.value = Some(value);
+        Ok(self.handle(at))
+    }
+
+    /// The handle of the value in a slot.
+    fn handle(&self, at: u32) -> u64 {
+        let generation = self
+            .slots
+            .get(at as usize)
+            .map_or(0, |slot| slot.generation);
         let (kind, tag) = (self.kind as u64, u64::from(self.tag));
-        Ok(kind << (SLOT_BITS + GENERATION_BITS + TAG_BITS)
+        kind << (SLOT_BITS + GENERATION_BITS + TAG_BITS)
             | tag << (SLOT_BITS + GENERATION_BITS)
-            | u64::from(slot.generation) << SLOT_BITS
-            | u64::from(at))
+            | u64::from(generation) << SLOT_BITS
+            | u64::from(at)
     }
 
     /// Finds the value that a handle names.
@@ -160,6 +191,21 @@ impl<T> Handles<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_values_have_one_handle() {
+        let mut handles = Handles::new(Kind::Table, 7);
+        let first = handles.add_once('a').unwrap();
+        let second = handles.add_once('b').unwrap();
+        assert_ne!(first, second);
+        for _ in 0..2 * HANDLES_MAX {
+            assert_eq!(handles.add_once('a').unwrap(), first);
+        }
+        handles.remove(first).unwrap();
+        let again = handles.add_once('a').unwrap();
+        assert_ne!(again, first, "a removed handle names nothing");
+        assert_eq!(handles.add_once('b').unwrap(), second);
+    }
 
     #[test]
     fn a_handle_names_its_own_value_until_it_is_gone() {

@@ -152,6 +152,25 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     std::str::from_utf8(bytes).map_err(|_| Failure::argument(format_args!("{what} is not UTF-8")))
 }
 
+/// Reads the reason of a failure: a string that ends with a NUL, of which the first 4,095 bytes count. Bytes that are not
+/// UTF-8 are replaced, since a failure is reported whatever its words are.
+///
+/// # Safety
+/// As of [`text`].
+pub(crate) unsafe fn reason(pointer: *const c_char) -> Result<String, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null("reason"));
+    }
+    let mut len = 0;
+    // SAFETY: no byte before this one was the NUL, so it can be read.
+    while len < TEXT_BYTES_MAX - 1 && unsafe { pointer.wrapping_add(len).read() } != 0 {
+        len += 1;
+    }
+    // SAFETY: `len` bytes were just read there, and live unchanged, as the caller promises.
+    let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), len) };
+    Ok(String::from_utf8_lossy(bytes).into_owned())
+}
+
 /// Like [`text`], but null is `None`.
 ///
 /// # Safety

@@ -1,6 +1,7 @@
 //! The checked-in header is what cbindgen writes from the sources. The shared structs keep their
 //! layout: a field may be added at the end, never moved.
 
+use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of};
 use std::path::Path;
 
@@ -92,4 +93,39 @@ fn structs_only_grow() {
     assert_eq!(offset_of!(tw_counters, ticks), 168);
     assert_eq!(offset_of!(tw_task_options, reserved), 84);
     assert_eq!(offset_of!(tw_task_info, failures), 36);
+}
+
+/// Fortran has each call of C, or says at its head that it does not.
+#[test]
+fn fortran_has_the_calls_of_c_or_names_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let (header, module) = (read(HEADER), read("fortran/tidewater.f90"));
+    let (head, body) = module.split_once("\nmodule tidewater\n").unwrap();
+    let words = |text: &str| -> BTreeSet<String> {
+        let word = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+        text.split(word).map(str::to_owned).collect()
+    };
+    let calls: BTreeSet<String> = header
+        .lines()
+        .filter(|line| !line.trim_start().starts_with(['*', '/']))
+        .filter_map(|line| line.split_once('('))
+        .filter_map(|(before, _)| before.rsplit(' ').next())
+        .map(|name| name.trim_start_matches('*').to_owned())
+        .filter(|name| name.starts_with("tw_"))
+        .collect();
+    assert!(calls.len() > 80, "{} calls in {HEADER}", calls.len());
+    let missing = head.split_once("Calls of C that are not here:").unwrap().1;
+    let missing = words(missing.split_once("!\n").unwrap().0);
+    let missing: BTreeSet<_> = missing
+        .into_iter()
+        .filter(|name| name.starts_with("tw_"))
+        .collect();
+    let bodies = words(body);
+    let absent: BTreeSet<_> = calls
+        .iter()
+        .filter(|name| !bodies.contains(*name))
+        .cloned()
+        .collect();
+    assert_eq!(absent, missing);
 }

@@ -124,13 +124,14 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// Inner product, accumulated in f64 with compensation; the same bits on any number of servers.
+    /// Inner product. Products are rounded in the element type, and summed in f64 with compensation: the same bits on any
+    /// number of servers.
     dot(other) = Sum "x * y";
     /// Sum of the elements.
     sum() = Sum "x";
     /// Sum of the absolute values: the norm L1.
     asum() = Sum "abs(x)";
-    /// Euclidean norm. Squares are rounded in the element type: in f32 they overflow above 1.8e19.
+    /// Euclidean norm. Squares are rounded in the element type: in f32 they overflow above 1.8e19, and are 0 below 1e-23.
     nrm2() = Sum "x * x", f64::sqrt;
     /// Largest element; NaN if one is.
     largest() = Max "x";

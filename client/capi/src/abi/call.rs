@@ -170,7 +170,7 @@ pub unsafe extern "C" fn tw_table_create_finish(
             };
             let pending = open.calls.remove(call)?;
             let made = AnyTable::finish_create(&mut open.client, pending.call, dtype)?;
-            open.tables.add(made)
+            open.tables.add_once(made)
         })?;
         Ok(())
     })

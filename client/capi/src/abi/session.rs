@@ -277,15 +277,15 @@ pub unsafe extern "C" fn tw_finish(session: *mut tw_session) -> tw_status {
     })
 }
 
-/// This worker cannot go on: the job ends, and its end names `reason`.
+/// This worker cannot go on: the job ends, and its end names `reason`, of which the first 4,095 bytes count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_fail(session: *mut tw_session, reason: *const c_char) -> tw_status {
     run("tw_fail", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
-        let reason = unsafe { raw::text(reason, "the reason") }?;
-        session.with(|open| Ok(open.client.fail(reason)?))
+        let reason = unsafe { raw::reason(reason) }?;
+        session.with(|open| Ok(open.client.fail(&reason)?))
     })
 }
 

@@ -113,7 +113,7 @@ pub unsafe extern "C" fn tw_tasks_done(
     })
 }
 
-/// Reports that the task failed by itself, with the reason. Its pushes are dropped; it is given again, and left out
+/// Reports that the task failed by itself, with the reason (its first 4,095 bytes). Its pushes are dropped; it is given again, and left out
 /// with this reason after too many failures. After an error the session still has the task: call it again, or take the
 /// next task, or close the queue. A report that has arrived before costs the task no second try.
 #[unsafe(no_mangle)]
@@ -126,10 +126,10 @@ pub unsafe extern "C" fn tw_tasks_fail(
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         // SAFETY: the contract of the module.
-        let reason = unsafe { raw::text(reason, "reason") }?;
+        let reason = unsafe { raw::reason(reason) }?;
         session.with(|open| {
             let queue = open.queues.get_mut(tasks)?;
-            let was_open = queue.tasks.fail_current(&mut open.client, reason)?;
+            let was_open = queue.tasks.fail_current(&mut open.client, &reason)?;
             queue.current = None;
             match was_open {
                 true => Ok(()),

@@ -46,7 +46,7 @@ pub unsafe extern "C" fn tw_vector_create(
         let table = table.partitions(PARTITIONS_DEFAULT);
         *vector = session.with(|open| {
             let made = AnyTable::create(&mut open.client, table.spec())?;
-            open.tables.add(made)
+            open.tables.add_once(made)
         })?;
         Ok(())
     })
@@ -110,8 +110,9 @@ pub unsafe extern "C" fn tw_vector_axpy(
     })
 }
 
-/// Writes the inner product of two vectors to `*value`. It is summed in double with compensation: the same bits on any
-/// number of servers.
+/// Writes the inner product of two vectors to `*value`. Products are rounded in the element type, so that in float those
+/// above 3.4e38 are infinite and those below 1e-45 are 0. They are summed in double with compensation: the same bits
+/// on any number of servers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_vector_dot(
     session: *mut tw_session,
@@ -129,7 +130,8 @@ pub unsafe extern "C" fn tw_vector_dot(
     })
 }
 
-/// Writes a norm of a vector, a tw_norm, to `*value`. NaN if an element is.
+/// Writes a norm of a vector, a tw_norm, to `*value`. NaN if an element is. TW_NORM_2 squares in the element type: in
+/// float it is infinite for an element above 1.8e19, and elements below 1e-23 do not count.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_vector_norm(
     session: *mut tw_session,

@@ -25,8 +25,8 @@ program functions
     n = table_of("n", TW_I64)
     call check(tw_update(session, x, "index", ticket) == TW_OK, "update")
     call check(tw_push_forget(session, ticket) == TW_OK, "forget")
-    call check(tw_update(session, x, "2 * x", ticket) == TW_OK, "doubles")
-    call check(tw_push_wait(session, ticket, 0d0) == TW_OK, "wait")
+    call check(tw_update(session, x, "2 * x") == TW_OK, "doubles, without a ticket")
+    call check(tw_flush(session) == TW_OK, "flush")
     call check(tw_reduce(session, x, "x", TW_REDUCE_SUM, total) == TW_OK, "reduce")
     call check(nint(total, int64) == elements*(elements - 1), "the doubled table is summed")
 

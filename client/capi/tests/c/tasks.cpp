@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <tidewater.hpp>
@@ -49,6 +50,24 @@ static void run(const tw_session_options &options)
     std::vector<double> pulled(records);
     counts.pull_rows(keys, pulled);
     require(pulled == std::vector<double>(records, 1.0), "each record counts once");
+
+    // What is no std::exception passes through; the queue is closed, and its task given again.
+    queue.name = "more records";
+    int thrown = 0;
+    try {
+        session.each_task(queue, records, [](const tw_task_info &) -> std::uint64_t { throw 7; });
+    } catch (int what) {
+        thrown = what;
+    }
+    require(thrown == 7, "the exception passes through");
+    // A reason of any length and bytes fails its task, and nothing else.
+    given = 0;
+    session.each_task(queue, records, [&](const tw_task_info &task) {
+        if (given++ == 0)
+            throw std::runtime_error("\xe9" + std::string(10000, 'x'));
+        return task.end - task.first;
+    });
+    require(given == 5, "four tasks, one of them twice");
     session.finish();
 }
 
