@@ -49,6 +49,9 @@ pub struct Clocks {
     /// Memberships that their worker ended itself, with a later one of the rank begun thereby. The
     /// coordinator's word of each end is still to come, and does not mean the later one.
     ended: BTreeMap<WorkerId, u32>,
+    /// Threads that have finished, until the coordinator has ended their worker: a worker that is lost
+    /// meanwhile has to end in the same way on all appliers.
+    finished: BTreeSet<WorkerThread>,
     /// Whether no CLOCK frame is consumed: a worker is being admitted.
     held: bool,
 }
@@ -114,6 +117,7 @@ impl Clocks {
             first: BTreeMap::new(),
             later: BTreeMap::new(),
             ended: BTreeMap::new(),
+            finished: BTreeSet::new(),
             held: false,
         }
     }
@@ -229,6 +233,7 @@ impl Clocks {
                 expected: 0,
             });
         }
+        self.finished.remove(&thread);
         for domain in self.domains.values_mut() {
             let Some(&clock) = domain.clocks.get(&first) else {
                 continue;
@@ -266,6 +271,14 @@ impl Clocks {
     /// not ended it.
     pub fn turn(&mut self, id: DomainId) -> Option<WorkerId> {
         self.domain(id).turn.map(|thread| thread.rank)
+    }
+
+    /// The rank of a turn in `iteration` that was queued earlier, for the rank `queued`: the lower one of this rank
+    /// and the worker that has its turn now. A member of a lower rank may have been admitted meanwhile.
+    pub fn turn_at_most(&mut self, id: DomainId, iteration: u64, queued: WorkerId) -> WorkerId {
+        let is_open = self.min(id) == iteration;
+        let turn = self.turn(id).filter(|_| is_open);
+        turn.map_or(queued, |turn| turn.min(queued))
     }
 
     /// Ticks by which the fastest worker of a domain, which may have left, is ahead of `clock`.
@@ -331,14 +344,47 @@ impl Clocks {
     /// Removes a thread that has finished from every domain; with thread 0 its worker. Returns the
     /// domains with a moved minimum.
     pub fn finish(&mut self, thread: WorkerThread) -> Vec<Moved> {
-        if !thread.is_first() {
-            return self.drop_members(thread, thread);
-        }
+        let is_member = self.members.contains(&thread);
         let later = self.later.get(&thread.rank);
-        if self.members.contains(&thread) && later.is_some_and(|later| !later.is_empty()) {
+        if thread.is_first() && is_member && later.is_some_and(|later| !later.is_empty()) {
             *self.ended.entry(thread.rank).or_default() += 1;
         }
-        self.remove(thread.rank)
+        let moved = match thread.is_first() {
+            true => self.remove(thread.rank),
+            false => self.drop_members(thread, thread),
+        };
+        if is_member {
+            self.finished.insert(thread);
+        }
+        moved
+    }
+
+    /// Lists the clocks of a worker's threads in all domains that have been used: thread, domain, number of ticks.
+    /// A thread that has finished has [`CLOCK_FINISHED`] in domain 0, until the coordinator has ended its worker.
+    pub fn of_worker(&self, rank: WorkerId) -> Vec<(WorkerThread, DomainId, u64)> {
+        let threads = WorkerThread::first(rank)..=WorkerThread::last(rank);
+        let finished = self.finished.range(threads.clone());
+        let mut all: Vec<_> = finished
+            .map(|&t| (t, DomainId(0), CLOCK_FINISHED))
+            .collect();
+        for (&id, domain) in &self.domains {
+            let live = domain.clocks.range(threads.clone());
+            // Its members are of a later stay of the rank.
+            let live = live.filter(|(t, _)| !self.finished.contains(t));
+            all.extend(live.map(|(&t, &clock)| (t, id, clock)));
+        }
+        all
+    }
+
+    /// Whether a thread lacks exactly the tick to `clock`, or with [`CLOCK_FINISHED`] its end, which another applier
+    /// has consumed.
+    pub fn lacks(&mut self, id: DomainId, thread: WorkerThread, clock: u64) -> bool {
+        // After its end the member is of a later stay.
+        if !self.members.contains(&thread) || self.finished.contains(&thread) {
+            return false;
+        }
+        let next = self.clock(id, thread).and_then(|at| at.checked_add(1));
+        clock == CLOCK_FINISHED || next == Some(clock)
     }
 
     /// Whether a worker ended a membership itself that the coordinator has not ended yet, and a later one
@@ -348,6 +394,7 @@ impl Clocks {
             return false;
         };
         *left -= 1;
+        self.finished.retain(|thread| thread.rank != rank);
         if *left == 0 {
             self.ended.remove(&rank);
         }
@@ -358,6 +405,7 @@ impl Clocks {
     /// domains with a moved minimum.
     pub fn remove(&mut self, rank: WorkerId) -> Vec<Moved> {
         let (worker, last) = (WorkerThread::first(rank), WorkerThread::last(rank));
+        self.finished.retain(|thread| thread.rank != rank);
         let next = self.later.get_mut(&rank).and_then(VecDeque::pop_front);
         let Some(next) = next.filter(|_| self.members.contains(&worker)) else {
             self.gone.insert(rank);

@@ -480,6 +480,16 @@ impl Pending {
         self.free(gone.into_iter().map(|(_, stream)| stream).collect());
     }
 
+    /// Keeps the held pushes of a worker that finishes: they take effect even if a later worker of its rank is lost
+    /// in the same iteration.
+    pub fn keep_rank(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        for (key, stream) in &mut self.streams {
+            if (key.namespace, key.thread.rank) == (namespace, rank) {
+                stream.kept = stream.frames.len();
+            }
+        }
+    }
+
     /// Drops all frames that are held for a job that is over.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         let over = |key: &StreamKey, _: &mut Stream| key.namespace == namespace;

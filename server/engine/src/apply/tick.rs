@@ -86,7 +86,7 @@ impl Engine {
         let FrameSender { thread, namespace } = sender;
         if sent == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
             if !self.is_half_ticked(namespace, thread, None) {
-                self.finish_thread(sender, header);
+                self.finish_thread(namespace, thread, Some(header));
             }
             return Ok(self.clock_effect(namespace, thread, None));
         }
@@ -123,12 +123,18 @@ impl Engine {
 
     /// Ends the membership of a thread in every clock domain of its job, also where it never ticked. The
     /// first thread takes all threads of its worker with it. Pushes after its last tick count.
-    fn finish_thread(&mut self, sender: FrameSender, header: &FrameHeader) {
-        let FrameSender { thread, namespace } = sender;
-        self.note_clocks(namespace, ClockChange::Finish(thread), Some(header));
+    fn finish_thread(
+        &mut self,
+        namespace: NamespaceId,
+        thread: WorkerThread,
+        frame: Option<&FrameHeader>,
+    ) {
+        self.note_clocks(namespace, ClockChange::Finish(thread), frame);
         if thread.is_first() {
             // All threads of the worker leave with it. One that has a task cannot have it finished any more.
             self.drop_tasks(namespace, thread.rank);
+            self.pending.keep_rank(namespace, thread.rank);
+            self.held_functions.keep_rank(namespace, thread.rank);
         }
         let moved = self.clocks(namespace).finish(thread);
         self.pace.forget(namespace, thread);
@@ -155,27 +161,18 @@ impl Engine {
     }
 
     /// Lists the clocks of a worker's threads in all domains that were ticked in: thread, domain, number of
-    /// ticks.
+    /// ticks. A thread that has finished has `CLOCK_FINISHED` in domain 0, until the worker is removed.
     pub fn clocks_of(
         &mut self,
         namespace: NamespaceId,
         rank: WorkerId,
     ) -> Vec<(WorkerThread, DomainId, u64)> {
-        let clocks = self.clocks(namespace);
-        let domains: Vec<DomainId> = clocks.domains().collect();
-        let mut all = Vec::new();
-        for domain in domains {
-            let live = clocks
-                .live(domain)
-                .filter(|(thread, _)| thread.rank == rank);
-            all.extend(live.map(|(thread, clock)| (thread, domain, clock)));
-        }
-        all
+        self.clocks(namespace).of_worker(rank)
     }
 
     /// Completes the tick of a lost worker's thread to `clock`, if this applier lacks exactly that tick:
     /// another applier has consumed its CLOCK frame. All of its pushes are here, since they were
-    /// acknowledged before that frame was sent.
+    /// acknowledged before that frame was sent. `CLOCK_FINISHED` ends the thread in all domains.
     pub fn complete_tick(
         &mut self,
         namespace: NamespaceId,
@@ -183,8 +180,11 @@ impl Engine {
         domain: DomainId,
         clock: u64,
     ) {
-        let here = self.clocks(namespace).clock(domain, thread);
-        if here.and_then(|here| here.checked_add(1)) != Some(clock) {
+        if !self.clocks(namespace).lacks(domain, thread, clock) {
+            return;
+        }
+        if clock == CLOCK_FINISHED {
+            self.finish_thread(namespace, thread, None);
             return;
         }
         self.note_clocks(namespace, ClockChange::Tick(domain, thread, clock), None);

@@ -312,7 +312,7 @@ impl Engine {
         {
             let mut begun = match work.begun.take() {
                 Some(begun) => begun,
-                None => self.begin(&work),
+                None => self.begin(&mut work),
             };
             if self.work(&work, &mut begun, &mut rows) {
                 self.end(&work, begun);
@@ -333,10 +333,15 @@ impl Engine {
         while self.tick_step() {}
     }
 
-    fn begin(&mut self, work: &TickWork) -> Begun {
+    fn begin(&mut self, work: &mut TickWork) -> Begun {
         let job = DomainKey::new(work.namespace, work.domain);
         let end = match work.kind {
-            Kind::Turn(rank) => Some(rank),
+            Kind::Turn(queued) => {
+                let clocks = self.clocks(work.namespace);
+                let rank = clocks.turn_at_most(work.domain, work.iteration, queued);
+                work.kind = Kind::Turn(rank);
+                Some(rank)
+            }
             Kind::Close => None,
         };
         let streams = self.pending.take(job, work.iteration, end);

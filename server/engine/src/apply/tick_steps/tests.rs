@@ -360,6 +360,120 @@ fn waiting_tick_survives_the_worker_end() {
     assert_eq!(frame(&mut engine, 0, 0, CLOCK_FINISHED), Ok(Effect::Clock));
 }
 
+/// Offers a frame of a worker's thread, and makes all steps that it causes.
+fn offer(engine: &mut Engine, rank: u32, thread: u32, frame: &(FrameHeader, Vec<u8>)) {
+    let (namespace, rank) = (NamespaceId::default(), WorkerId(rank));
+    let thread = WorkerThread { rank, thread };
+    let sender = FrameSender { thread, namespace };
+    let (header, payload) = frame;
+    while engine.frame(sender, header, payload).unwrap() == Effect::Wait {
+        engine.tick_all();
+    }
+}
+
+fn clock(clock: u64) -> (FrameHeader, Vec<u8>) {
+    (header(FrameKind::Clock, clock), Vec::new())
+}
+
+/// A rank below the one with a queued turn is admitted before the turn begins. What it pushes is not added in that
+/// turn, and is dropped when it is lost.
+#[test]
+fn queued_turn_spares_later_lower_rank() {
+    let mut engine = engine();
+    engine.set_tick_rows(5);
+    let namespace = NamespaceId::default();
+    let keys: Vec<u64> = (0..KEYS).collect();
+    engine.remove_worker(namespace, WorkerId(0));
+    for rank in 1..RANKS {
+        offer(&mut engine, rank, 0, &push(&keys, rank, 0));
+    }
+    offer(&mut engine, 1, 0, &clock(1));
+    let last = FrameSender::first(WorkerId(2));
+    let tick = header(FrameKind::Clock, 1);
+    assert_eq!(engine.frame(last, &tick, &[]), Ok(Effect::Wait));
+    assert_eq!(engine.hold_clocks(namespace), [(DOMAIN, 1)]);
+    let first = [(DOMAIN, 1)].into_iter().collect();
+    engine.admit_worker(namespace, Some((WorkerId(0), first)));
+    let (header, payload) = push(&keys[..10], 0, 1);
+    let sender = FrameSender::first(WorkerId(0));
+    assert_eq!(engine.frame(sender, &header, &payload), Ok(Effect::Applied));
+    assert!(engine.is_ticking(), "the turn of rank 1 has not begun");
+    offer(&mut engine, 2, 0, &clock(1));
+    engine.tick_all();
+    engine.remove_worker(namespace, WorkerId(0));
+    for rank in 1..RANKS {
+        offer(&mut engine, rank, 0, &clock(2));
+    }
+    assert_eq!(min_of(&mut engine), 2);
+    let sum = value(1) + value(2);
+    assert_eq!(rows(&mut engine), keys.iter().map(|&k| (k, sum)).collect());
+}
+
+/// A worker is lost when one of two appliers has consumed the last frame of a thread: both count the same pushes.
+#[test]
+fn finish_at_one_applier_counts_everywhere() {
+    let (namespace, lost) = (NamespaceId::default(), WorkerId(0));
+    let of_sibling = [(1, clock(CLOCK_JOIN)), (1, push(&[1], 0, 0))];
+    let of_first = [(0, push(&[2], 0, 0)), (0, clock(1)), (0, push(&[3], 0, 1))];
+    // The sibling does not tick; the first thread has pushed after its last tick.
+    let sibling_finishes = [&of_sibling[..], &of_first[..2]].concat();
+    for (frames, finishes, counted) in [
+        (sibling_finishes, 1, &[1, 2][..]),
+        (of_first.to_vec(), 0, &[2, 3]),
+    ] {
+        let mut appliers = [engine(), engine()];
+        for engine in &mut appliers {
+            for (thread, frame) in &frames {
+                offer(engine, 0, *thread, frame);
+            }
+        }
+        offer(&mut appliers[0], 0, finishes, &clock(CLOCK_FINISHED));
+        let mut furthest = BTreeMap::new();
+        for engine in &mut appliers {
+            for (thread, domain, clock) in engine.clocks_of(namespace, lost) {
+                let most = furthest.entry((thread, domain)).or_insert(clock);
+                *most = clock.max(*most);
+            }
+        }
+        let expected: Rows = counted.iter().map(|&key| (key, value(0))).collect();
+        for engine in &mut appliers {
+            for (&(thread, domain), &clock) in &furthest {
+                engine.complete_tick(namespace, thread, domain, clock);
+            }
+            engine.remove_worker(namespace, lost);
+            assert_eq!(engine.clocks_of(namespace, lost), []);
+            for tick in [1, 2] {
+                offer(engine, 1, 0, &clock(tick));
+                offer(engine, 2, 0, &clock(tick));
+            }
+            assert_eq!(min_of(engine), 2);
+            assert_eq!(rows(engine), expected);
+        }
+    }
+}
+
+/// A worker finishes, and a later one of its rank begins in the same iteration and is lost: only its pushes are
+/// dropped.
+#[test]
+fn finished_pushes_survive_later_loss() {
+    let mut engine = engine();
+    let namespace = NamespaceId::default();
+    offer(&mut engine, 0, 0, &clock(1));
+    offer(&mut engine, 0, 0, &push(&[1], 0, 1));
+    offer(&mut engine, 0, 0, &clock(CLOCK_FINISHED));
+    engine.remove_worker(namespace, WorkerId(0));
+    assert_eq!(engine.hold_clocks(namespace), [(DOMAIN, 1)]);
+    let first = [(DOMAIN, 1)].into_iter().collect();
+    engine.admit_worker(namespace, Some((WorkerId(0), first)));
+    offer(&mut engine, 0, 0, &push(&[2], 0, 1));
+    engine.remove_worker(namespace, WorkerId(0));
+    for tick in [1, 2] {
+        offer(&mut engine, 1, 0, &clock(tick));
+        offer(&mut engine, 2, 0, &clock(tick));
+    }
+    assert_eq!(rows(&mut engine), Rows::from([(1, value(0))]));
+}
+
 /// Thread 0 leaves while another thread of its worker has a task: the task is dropped, and so are pushes of a task
 /// for an iteration of a thread that is gone. A client that does not keep to the protocol sends both.
 #[test]
