@@ -8,6 +8,7 @@
 //! join 2 0:50 3:7    rank 2 begins at clock 50 in domain 0, at 7 in domain 3
 //! leave 1 0:80       rank 1 ends after 80 ticks in domain 0: iterations 0 to 79 have its pushes
 //! lost 3 0:17        rank 3 ended without a leave: iterations 0 to 16 have its pushes, and no later one
+//! lost 1 0:80         after a leave of rank 1: it was lost before it had left, and this line counts
 //! join 0 in ads      rank 0 of the job in namespace "ads"; without "in" the namespace is "default"
 //! ```
 //! Lines that are empty or begin with `#` are comments.
@@ -17,7 +18,8 @@ use std::fmt;
 
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::{
-    DOMAINS_MAX, NAMESPACE_BYTES_MAX, SCHEDULE_CLOCK_MAX, SCHEDULE_STAYS_MAX, WORKERS_MAX,
+    DOMAINS_MAX, NAMESPACE_BYTES_MAX, SCHEDULE_CLOCK_MAX, SCHEDULE_GAP_MAX, SCHEDULE_STAYS_MAX,
+    WORKERS_MAX,
 };
 use tidewater_protocol::wire::control::DomainClock;
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
@@ -124,7 +126,7 @@ impl Schedule {
     /// [`ScheduleError`]: a line of another form, a rank, domain or clock above its limit, a domain twice, a
     /// rank that joins twice without a leave, leaves without a join or before its first tick, joins again
     /// before its last tick, or was lost; more stays than a job may have; a job without a rank that begins
-    /// at clock 0 in every domain.
+    /// at clock 0 in every domain, or without workers for more than [`SCHEDULE_GAP_MAX`] ticks.
     pub fn parse(text: &str) -> Result<Self, ScheduleError> {
         let mut schedule = Self::default();
         for (number, line) in (1..).zip(text.lines()) {
@@ -161,6 +163,9 @@ impl Schedule {
                     "{count} stays in namespace \"{namespace}\", and the limit is {SCHEDULE_STAYS_MAX}"
                 ));
             }
+            if let Err(what) = check_gaps(stays) {
+                return of_file(format!("namespace \"{namespace}\": {what}"));
+            }
         }
         Ok(schedule)
     }
@@ -186,7 +191,13 @@ impl Schedule {
         }
         let job = self.jobs.entry(namespace.to_owned()).or_default();
         let stays = job.entry(rank).or_default();
-        let open = stays.last_mut().filter(|stay| stay.last.is_none());
+        // A worker may be lost after it has announced that it leaves: the loss has the ticks that count.
+        let is_lost_while_leaving = |stay: &Stay| {
+            let last = stay.last.as_deref().filter(|_| !stay.is_lost);
+            verb == "lost" && last.is_some_and(|last| earlier(last, &clocks).is_none())
+        };
+        let open = stays.last_mut();
+        let open = open.filter(|stay| stay.last.is_none() || is_lost_while_leaving(stay));
         match (verb, open) {
             ("join", Some(_)) => Err(format!("rank {rank} joins again and has not left")),
             ("join", None) => {
@@ -239,6 +250,38 @@ fn clock(word: &str) -> Result<DomainClock, String> {
             .filter(|&clock| clock <= SCHEDULE_CLOCK_MAX)
             .ok_or_else(bad)?,
     })
+}
+
+/// Checks that no stay begins more than [`SCHEDULE_GAP_MAX`] ticks after the end of all that begin before it.
+fn check_gaps(stays: &Stays) -> Result<(), String> {
+    let all = || {
+        stays
+            .iter()
+            .flat_map(|(rank, stays)| stays.iter().map(move |stay| (rank, stay)))
+    };
+    let domains: BTreeSet<DomainId> = all()
+        .flat_map(|(_, stay)| stay.first.iter().map(|at| at.domain))
+        .collect();
+    for domain in domains {
+        let ends = |(rank, stay): (_, &Stay)| {
+            let last = stay.last.as_deref().map(|last| clock_of(last, domain));
+            (clock_of(&stay.first, domain), rank, last)
+        };
+        let mut in_order: Vec<(u64, &WorkerId, Option<u64>)> = all().map(ends).collect();
+        in_order.sort_unstable();
+        // `None` while a worker has no end.
+        let mut end = Some(0);
+        for (first, rank, last) in in_order {
+            if let Some(end) = end.filter(|&end| first.saturating_sub(end) > SCHEDULE_GAP_MAX) {
+                return Err(format!(
+                    "rank {rank} joins at clock {first} of domain {domain}, and all before it have left at {end}; \
+                     the limit is {SCHEDULE_GAP_MAX} ticks in between"
+                ));
+            }
+            end = end.zip(last).map(|(end, last)| end.max(last));
+        }
+    }
+    Ok(())
 }
 
 /// The clock of a domain; 0 if it is missing.
@@ -309,6 +352,56 @@ mod tests {
             Some(Vec::new())
         );
         assert_eq!(schedule.jobs["my ads"][&WorkerId(0)][0].last, None);
+    }
+
+    /// A worker says that it leaves, and is lost before it has: the log has both, and the loss counts.
+    #[test]
+    fn loss_after_leave_counts() {
+        for lost in ["0:80", "0:79"] {
+            let text = format!("join 0\njoin 1 0:50\nleave 1 0:80\nlost 1 {lost}\njoin 1 0:90");
+            let schedule = Schedule::parse(&text).unwrap();
+            let stay = &schedule.jobs[NAMESPACE_DEFAULT][&WorkerId(1)][0];
+            assert!(stay.is_lost);
+            assert_eq!(stay.last, Some(vec![clock(lost).unwrap()]));
+        }
+        for (ends, words) in [
+            ("leave 1 0:80\nlost 1 0:81", "has not joined"),
+            ("lost 1 0:80\nlost 1 0:80", "has not joined"),
+            ("leave 1 0:80\nleave 1 0:80", "has not joined"),
+            ("leave 1 0:80\nlost 1 0:49", "and joins at 50"),
+        ] {
+            let error = Schedule::parse(&format!("join 0\njoin 1 0:50\n{ends}")).unwrap_err();
+            assert!(error.what.contains(words), "{ends}: {error}");
+        }
+    }
+
+    /// Appliers close each tick between two stays. While a worker without an end is there, no minimum jumps.
+    #[test]
+    fn gap_between_stays_is_limited() {
+        for (text, is_refused) in [
+            ("join 0\nleave 0 0:10\njoin 1 0:65546", false),
+            ("join 0\nleave 0 0:10\njoin 1 0:65547", true),
+            ("join 0\nlost 0 0:10\njoin 1 0:281474976710656", true),
+            ("join 0\njoin 1 0:281474976710656", false),
+            ("join 0\nleave 0 0:10\njoin 1 0:10 3:70000", true),
+            (
+                "join 0\nleave 0 0:10\njoin 1 0:50000\nleave 1 0:50001\njoin 0 0:90000",
+                false,
+            ),
+        ] {
+            match Schedule::parse(text) {
+                Err(error) => {
+                    assert!(
+                        is_refused && error.what.contains("the limit is 65536"),
+                        "{error}"
+                    );
+                }
+                Ok(_) => assert!(!is_refused, "{text:?}"),
+            }
+        }
+        let error = Schedule::parse("join 0\nleave 0 0:10\njoin 1 0:65547").unwrap_err();
+        let words = "rank 1 joins at clock 65547 of domain 0, and all before it have left at 10";
+        assert!(error.what.contains(words), "{error}");
     }
 
     #[test]

@@ -96,6 +96,9 @@ pub const SCHEDULE_STAYS_MAX: usize = 65_536;
 /// Largest clock, in ticks, in a job's membership file: three years of ticks of 0.3 us. Larger values are
 /// reserved, for instance for a worker that has finished.
 pub const SCHEDULE_CLOCK_MAX: u64 = 1 << 48;
+/// Maximum ticks, in a job's membership file, between the end of all workers and the first clock of the next. Each
+/// applier closes every one of them.
+pub const SCHEDULE_GAP_MAX: u64 = 65_536;
 /// Maximum processes of one launch, servers and workers together.
 pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
 /// Maximum number of appliers in a server.
@@ -134,8 +137,8 @@ pub const TASK_FINALS_MAX: usize = 8;
 /// Maximum tasks, left out after too many failures, that a queue's status lists with their reasons; further
 /// ones are only counted. The list fits into one control message with the longest reasons and paths.
 pub const TASK_LEFT_OUT_LISTED: usize = 64;
-/// Maximum requests of one client that the coordinator holds back until the successor of a lost server has
-/// joined. One more is refused.
+/// Maximum requests of one client that the coordinator has not answered, for instance while it holds them back until
+/// the successor of a lost server has joined. One more is refused.
 pub const PARKED_MAX: usize = 512;
 
 "Deadlines":

@@ -7,7 +7,7 @@
 //! ```
 //! A worker under BSP or SSP sends CLOCK when all pushes of the iteration are acknowledged on all appliers. If
 //! one applier has consumed the CLOCK, every applier therefore holds the whole iteration and completes it.
-//! If none has, all drop it. Until the last order the worker is a member: no minimum passes the iteration on
+//! If none has, all drop it. The frame by which a thread leaves is such a CLOCK, too. Until the last order the worker is a member: no minimum passes the iteration on
 //! an applier that lacks the tick. After the first order nothing of the worker arrives any more. The loss is a change
 //! of membership at one tick, which the log has: a run that follows it ends the worker at this tick.
 //!
@@ -17,6 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
+use tidewater_protocol::layout::frame::CLOCK_FINISHED;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, DomainClock, ThreadClock, WorkerState,
@@ -38,8 +39,14 @@ pub(super) struct Loss {
 
 impl Coordinator {
     /// Begins the loss of a worker in a job that continues: orders all servers to end its sessions and report its
-    /// clocks. The worker counts as live until all have answered.
+    /// clocks. The worker counts as live until all have answered. No effect if it is not live, or if its loss is under
+    /// way: a worker that reports a failure also ends its connection.
     pub(super) fn lose_worker(&mut self, namespace: &str, rank: WorkerId) {
+        let state = self.worker(namespace, rank.0).map(|worker| worker.state);
+        let is_it = |loss: &Loss| (loss.namespace.as_str(), loss.rank) == (namespace, rank);
+        if state != Some(WorkerState::Live) || self.losses.values().any(is_it) {
+            return;
+        }
         let servers = self.joined_servers();
         self.last_admission += 1;
         let number = self.last_admission;
@@ -170,9 +177,16 @@ impl Coordinator {
         if let Some(worker) = self.worker(&namespace, rank.0) {
             worker.state = WorkerState::Lost;
         }
-        let clocks = self.lost_at(&namespace, rank, &clocks);
-        let checked = self.check_end(&namespace, rank, &clocks, "is lost");
-        self.note(&namespace, Event::Lost { rank, clocks });
+        let mut checked = Ok(());
+        // All pushes of a worker that has left count: the log has its leave, which was checked.
+        if !clocks
+            .iter()
+            .any(|at| (at.thread, at.clock) == (0, CLOCK_FINISHED))
+        {
+            let clocks = self.lost_at(&namespace, rank, &clocks);
+            checked = self.check_end(&namespace, rank, &clocks, "is lost");
+            self.note(&namespace, Event::Lost { rank, clocks });
+        }
         self.revision += 1;
         self.job_changed(&namespace, WorkerState::Lost);
         if let Err(refusal) = checked {
@@ -181,11 +195,11 @@ impl Coordinator {
         self.end_job_if_left(&namespace);
     }
 
-    /// Number of ticks of a lost worker that count in each domain: those that all of its threads have ended, and
-    /// at least those before its first tick. Domains with 0 ticks are left out.
+    /// Number of ticks of a lost worker that count in each domain: those that all of its threads have ended which
+    /// have not finished, and at least those before its first tick. Domains with 0 ticks are left out.
     fn lost_at(&self, namespace: &str, rank: WorkerId, ended: &[ThreadClock]) -> Vec<DomainClock> {
         let mut counts: BTreeMap<DomainId, u64> = BTreeMap::new();
-        for at in ended {
+        for at in ended.iter().filter(|at| at.clock != CLOCK_FINISHED) {
             let least = counts.entry(at.domain).or_insert(at.clock);
             *least = at.clock.min(*least);
         }

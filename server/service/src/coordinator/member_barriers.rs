@@ -168,9 +168,12 @@ impl Coordinator {
     }
 
     /// Raises `clocks`, the first clocks of a worker under admission, above the clocks of all opened barriers of
-    /// members: it was no member there.
+    /// members: it was no member there. `clocks` are the furthest ones: those of a barrier are at most as high, since
+    /// its workers have sent their ticks before, and a higher one is ignored. Each tick below the first clock is one
+    /// that appliers close.
     pub(super) fn barrier_floor(job: &Job, clocks: &mut Vec<DomainClock>) {
         for (&domain, &floor) in &job.floor {
+            let floor = floor.min(clock_of(clocks, domain).saturating_add(1));
             match clocks.iter_mut().find(|at| at.domain == domain) {
                 Some(at) => at.clock = floor.max(at.clock),
                 None => clocks.push(DomainClock {

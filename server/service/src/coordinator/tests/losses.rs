@@ -2,6 +2,8 @@
 
 use super::successors::{end, warm};
 use super::*;
+use crate::coordinator::membership::Schedule;
+use tidewater_protocol::layout::frame::CLOCK_FINISHED;
 
 /// A job of three workers with a warm table on two servers with holders.
 fn with_warm_table() -> (Rig, [PeerId; 2], [PeerId; 3]) {
@@ -133,4 +135,80 @@ fn loss_ends_without_memory() {
         assert!(refusal.text.contains(&server), "{refusal} / {server}");
         assert!(rig.state.losses.is_empty());
     }
+}
+
+/// Log of a job that goes on, of the reports of both servers about the lost worker 1, which has announced its end.
+fn log_of_loss(reports: [Vec<ThreadClock>; 2]) -> (Vec<ThreadClock>, Vec<String>) {
+    let mut rig = Rig::new(2, 2, LostWorker::GoOn, false);
+    let servers = [rig.server(0), rig.server(1)];
+    let [_, w1] = [rig.worker(0), rig.worker(1)];
+    rig.ask(w1, 2, leaving(5));
+    lose(&mut rig, w1);
+    for (server, report) in servers.into_iter().zip(reports) {
+        rig.obey(server, &CommandReply::ThreadClocks(report));
+    }
+    let ended = rig.obey(servers[0], &CommandReply::Done);
+    let Some(Command::EndWorker { clocks, .. }) = ended.first() else {
+        panic!("{ended:?}")
+    };
+    (
+        clocks.clone(),
+        rig.log().into_iter().map(str::to_owned).collect(),
+    )
+}
+
+fn leaving(clock: u64) -> Ask {
+    let domain = DomainId(0);
+    Ask::Leaving {
+        clocks: vec![DomainClock { domain, clock }],
+    }
+}
+
+/// One server has consumed the last frame of a thread of the lost worker. Both get the order to end it. The last frame
+/// of thread 0 ends the worker: all of its pushes count, as its leave says.
+#[test]
+fn finish_at_one_server_is_completed() {
+    let finished = |thread| ThreadClock {
+        thread,
+        ..at(CLOCK_FINISHED)[0]
+    };
+    let joined = ["join 0 in job", "join 1 in job", "leave 1 0:5 in job"];
+    let (ended, log) = log_of_loss([at(5), vec![finished(0)]]);
+    assert_eq!(
+        (ended, &log[..]),
+        (vec![finished(0)], &joined.map(str::to_owned)[..])
+    );
+    let of_sibling = ThreadClock {
+        thread: 1,
+        ..at(4)[0]
+    };
+    let reports = [[at(5), vec![finished(1)]], [at(5), vec![of_sibling]]];
+    let (ended, log) = log_of_loss(reports.map(|report| report.concat()));
+    assert_eq!(ended, [at(5), vec![finished(1)]].concat());
+    assert_eq!(log.last().unwrap(), "lost 1 0:5 in job");
+    assert!(Schedule::parse(&log.join("\n")).is_ok(), "{log:?}");
+}
+
+/// A worker that reports a failure, twice, and whose connection ends is lost once. One that has finished is not lost.
+#[test]
+fn worker_is_lost_once() {
+    let mut rig = Rig::new(1, 3, LostWorker::GoOn, false);
+    rig.server(0);
+    let workers = [rig.worker(0), rig.worker(1), rig.worker(2)];
+    let fails = || Ask::Failed {
+        reason: "no disk".into(),
+    };
+    for id in [2, 3] {
+        rig.ask(workers[1], id, fails());
+    }
+    rig.agree_on_losses();
+    rig.ask(workers[1], 4, fails());
+    rig.close(workers[1]);
+    rig.ask(workers[2], 2, leaving(0));
+    rig.ask(workers[2], 3, Ask::Finished);
+    rig.ask(workers[2], 4, fails());
+    rig.close(workers[2]);
+    let log = rig.log();
+    assert_eq!(log[3..], ["lost 1 in job", "leave 2 0:0 in job"]);
+    assert!(Schedule::parse(&log.join("\n")).is_ok(), "{log:?}");
 }

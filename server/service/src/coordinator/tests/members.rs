@@ -62,7 +62,7 @@ fn observers_are_no_members() {
 }
 
 /// Clocks that a server reports, of domain 0.
-fn held(clock: u64) -> CommandReply {
+pub(super) fn held(clock: u64) -> CommandReply {
     let domain = DomainId(0);
     CommandReply::Clocks(vec![DomainClock { domain, clock }])
 }
@@ -221,4 +221,38 @@ fn member_barriers_follow_ticks() {
         late.text.contains("1 of 2 came; missing: rank 1 (alive)"),
         "{late}"
     );
+}
+
+/// A barrier at clocks that no worker has moves no later worker beyond the next tick.
+#[test]
+fn barrier_raises_first_clock_by_one_tick() {
+    let mut rig = Rig::new(1, 0, LostWorker::GoOn, false);
+    let s0 = rig.server(0);
+    let w0 = rig.enter(Role::Worker, 0, "job").unwrap();
+    let clocks = [0, 3].map(|domain| DomainClock {
+        domain: DomainId(domain),
+        clock: 1 << 62,
+    });
+    let alone = MemberBarrier {
+        name: "b".into(),
+        clocks: clocks.to_vec(),
+        round: 0,
+        of: vec![WorkerId(0)],
+        timeout_ms: 1_000,
+    };
+    rig.ask(w0, 2, Ask::MemberBarrier(alone));
+    assert!(matches!(rig.answer(w0, 2), Some(Answer::Arrivals(_))));
+    let w1 = rig.connects(Role::Worker, 1, "job").unwrap();
+    rig.ask(w1, 1, Ask::Join(Rig::join(Role::Worker, 1)));
+    rig.obey(s0, &held(5));
+    rig.obey(s0, &CommandReply::Done);
+    let Some(Answer::Joined(joined)) = rig.answer(w1, 1) else {
+        panic!("{:?}", rig.actions)
+    };
+    let first: Vec<_> = joined
+        .clocks
+        .iter()
+        .map(|at| (at.domain.0, at.clock))
+        .collect();
+    assert_eq!(first, [(0, 6), (3, 1)]);
 }
