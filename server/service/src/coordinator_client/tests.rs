@@ -4,14 +4,14 @@ use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tidewater_protocol::ids::WorkerThread;
+use tidewater_protocol::ids::{Incarnation, WorkerThread};
 use tidewater_protocol::placement::Placement;
 use tidewater_protocol::table::{
     Apply, DType, Durability, GradientOptions, Init, KeyOptions, Optimizer, Reduce, Shape,
     TableSpec,
 };
 use tidewater_protocol::wire::control::{
-    DomainClock, Members, ServerStatus, ThreadClock, WorkerMember, WorkerState,
+    DomainClock, Endpoints, Members, ServerStatus, ThreadClock, WorkerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::RANDOM_BYTES;
 
@@ -139,6 +139,30 @@ fn enlisted() -> Enlisted {
     }
 }
 
+/// Of a coordinator with a journal.
+fn return_address() -> ReturnAddress {
+    ReturnAddress {
+        token: JobToken::new([1; 32]),
+        lease: None,
+        ids: Ids::default(),
+        join: Join {
+            host: "h".into(),
+            host_id: String::new(),
+            pid: 1,
+            incarnation: Incarnation(1),
+            endpoints: Endpoints {
+                tcp: "h:1".into(),
+                unix: String::new(),
+            },
+            appliers: 1,
+            workers: 0,
+            restarts: 0,
+            kept: None,
+            returns: false,
+        },
+    }
+}
+
 fn members(states: &[WorkerState]) -> Members {
     let worker = |(id, &state)| WorkerMember {
         id: WorkerId(id),
@@ -199,6 +223,7 @@ fn admission_is_carried_out_once_for_each_worker() {
     let (removed, _removed) = bounded(8);
     let server = slow_report(go, removed);
     let mut enlisted = enlisted();
+    enlisted.return_address = Some(return_address());
     let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
     let namespace = || "job".to_owned();
     let mut order = |order| {
@@ -217,6 +242,30 @@ fn admission_is_carried_out_once_for_each_worker() {
     assert_eq!([hold(), admit()].map(&mut order), [0, 1]);
     assert_eq!([hold(), admit()].map(&mut order), [1, 2]);
     assert_eq!(order(admit()), 2, "of a coordinator that was restarted");
+}
+
+/// Two stays of a rank in a schedule have the same clocks: the server has both. No coordinator repeats these orders.
+#[test]
+fn equal_stays_are_both_admitted() {
+    let (_say, go) = bounded(1);
+    let (removed, _removed) = bounded(1);
+    let server = slow_report(go, removed);
+    let mut enlisted = enlisted();
+    let mut files = ModelFiles::new(ServerId(0), enlisted.files_waker.clone());
+    for stay in 1..=2 {
+        let clock = DomainClock {
+            domain: DomainId(0),
+            clock: 50,
+        };
+        let order = Command::MembersChanged {
+            namespace: "job".to_owned(),
+            members: members(&[WorkerState::Expected]),
+            admitted: Some((WorkerId(0), vec![clock])),
+        };
+        let done = enlisted.carry_out(&server, &mut files, 1, order);
+        assert_eq!(done.unwrap(), Some(CommandReply::Done));
+        assert_eq!(server.admitted.get(), stay);
+    }
 }
 
 /// The memory of the predecessor may have a job's clocks held, for an admission that has ended: they advance with the
