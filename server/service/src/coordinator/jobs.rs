@@ -95,12 +95,16 @@ pub(super) struct Job {
 }
 
 /// Progress of sending a job's membership schedule to the servers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Unscheduled {
     /// Number of the schedule in its orders.
     pub(super) number: u64,
     /// Confirmations of stays that are outstanding, over all servers.
     pub(super) left: usize,
+    /// The stays, in the order in which servers get them: rank and first clocks.
+    pub(super) stays: Vec<(WorkerId, Vec<DomainClock>)>,
+    /// Number of stays that each server was sent.
+    pub(super) sent: BTreeMap<ServerId, usize>,
 }
 
 impl Job {

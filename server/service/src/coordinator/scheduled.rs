@@ -1,6 +1,8 @@
 //! Jobs that follow a membership schedule, and the record of membership changes of all jobs.
 
-use tidewater_protocol::ids::{DomainId, WorkerId};
+use std::collections::BTreeMap;
+
+use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::wire::control::{
     Command, CoordinatorAnswer, DomainClock, Members, Part, SlowMember, WorkerState,
@@ -11,6 +13,10 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::jobs::{Job, Unscheduled, Worker};
 use super::membership::{Event, Schedule, Stay, clock_of};
 use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
+
+/// Number of stays of a schedule that a server is sent and has not confirmed: a server that reads no orders is
+/// disconnected at a number of unsent bytes.
+const STAYS_UNDER_WAY: usize = 64;
 
 impl Coordinator {
     /// Makes the members of each job follow a schedule by namespace. The configured number of workers then
@@ -86,66 +92,83 @@ impl Coordinator {
     /// Sends the stays (join-to-leave intervals) of a job's schedule to all servers. Does nothing before all
     /// servers have joined, or if they are sent already.
     pub(super) fn send_schedule(&mut self, namespace: &str) {
-        let Some(schedule) = self.schedule.clone().filter(|_| self.is_complete()) else {
+        let is_due = |job: &Job| job.unscheduled.is_none();
+        if !self.is_complete() || !self.jobs.get(namespace).is_some_and(is_due) {
             return;
-        };
-        let servers = self.joined_servers();
-        let members = self.members(namespace);
-        let Some(job) = self
-            .jobs
-            .get_mut(namespace)
-            .filter(|job| job.unscheduled.is_none())
-        else {
+        }
+        let Some(schedule) = &self.schedule else {
             return;
         };
         let stays = schedule.jobs.get(namespace).into_iter().flatten();
-        let stays = stays.flat_map(|(&rank, stays)| stays.iter().map(move |s| (rank, &s.first)));
-        let stays: Vec<_> = stays.collect();
+        let first = |(&rank, stays): (&WorkerId, &Vec<Stay>)| {
+            let stays = stays.iter().map(move |stay| (rank, stay.first.clone()));
+            stays.collect::<Vec<_>>()
+        };
+        let stays: Vec<_> = stays.flat_map(first).collect();
+        let servers = self.joined_servers();
         self.last_schedule += 1;
         let number = self.last_schedule;
-        job.unscheduled = Some(Unscheduled {
-            number,
-            left: stays.len() * servers.len(),
-        });
-        for (rank, first) in stays {
-            for &server in &servers {
-                let order = Command::MembersChanged {
-                    namespace: namespace.to_owned(),
-                    members: members.clone(),
-                    admitted: Some((rank, first.clone())),
-                };
-                self.order(server, Purpose::Schedule(number), order);
+        if let Some(job) = self.jobs.get_mut(namespace) {
+            job.unscheduled = Some(Unscheduled {
+                number,
+                left: stays.len() * servers.len(),
+                stays,
+                sent: BTreeMap::new(),
+            });
+        }
+        for server in servers {
+            for _ in 0..STAYS_UNDER_WAY {
+                self.send_next_stay(namespace, server);
             }
         }
     }
 
-    /// Notes that a server has confirmed one stay (a join-to-leave interval) of the schedule `number`. After the
-    /// last confirmation the waiting workers are answered.
-    pub(super) fn stay_known(&mut self, number: u64) {
+    /// Sends a server the next stay of a job's schedule, if one is left.
+    fn send_next_stay(&mut self, namespace: &str, server: ServerId) {
+        let job = self.jobs.get_mut(namespace);
+        let Some(unscheduled) = job.and_then(|job| job.unscheduled.as_mut()) else {
+            return;
+        };
+        let sent = unscheduled.sent.entry(server).or_default();
+        let Some(stay) = unscheduled.stays.get(*sent).cloned() else {
+            return;
+        };
+        *sent += 1;
+        let number = unscheduled.number;
+        let order = Command::MembersChanged {
+            namespace: namespace.to_owned(),
+            members: self.members(namespace),
+            admitted: Some(stay),
+        };
+        self.order(server, Purpose::Schedule(number), order);
+    }
+
+    /// Notes that a server has confirmed one stay (a join-to-leave interval) of the schedule `number`, and sends it the
+    /// next one. After the last confirmation the waiting workers are answered.
+    pub(super) fn stay_known(&mut self, number: u64, server: ServerId) {
         let of_it = |job: &&mut Job| job.unscheduled.as_ref().is_some_and(|u| u.number == number);
         let mut jobs = self.jobs.iter_mut();
         let Some((name, job)) = jobs.find(|(_, job)| of_it(job)) else {
             // The job is over.
             return;
         };
+        let name = name.clone();
         if let Some(unscheduled) = &mut job.unscheduled {
             unscheduled.left = unscheduled.left.saturating_sub(1);
+            if unscheduled.left == 0 {
+                unscheduled.stays = Vec::new();
+            }
         }
-        let name = name.clone();
+        self.send_next_stay(&name, server);
         self.begin_stays(&name);
     }
 
     /// Begins the stays (join-to-leave intervals) of the workers that wait to join, and answers their Joins. Does
     /// nothing before all servers have the schedule.
     fn begin_stays(&mut self, namespace: &str) {
-        let Some(schedule) = self.schedule.clone() else {
-            return;
-        };
-        let Some(job) = self
-            .jobs
-            .get_mut(namespace)
-            .filter(|job| job.unscheduled.as_ref().is_some_and(|u| u.left == 0))
-        else {
+        let is_known = |job: &Job| job.unscheduled.as_ref().is_some_and(|u| u.left == 0);
+        let job = self.jobs.get_mut(namespace);
+        let Some(job) = job.filter(|job| is_known(job) && !job.waiting.is_empty()) else {
             return;
         };
         for asker in std::mem::take(&mut job.waiting) {
@@ -157,9 +180,10 @@ impl Coordinator {
                 return;
             };
             let begun = job.stays.entry(rank).or_default();
-            let stays = schedule.jobs.get(namespace);
+            let schedule = self.schedule.as_ref();
+            let stays = schedule.and_then(|schedule| schedule.jobs.get(namespace));
             let stay = stays.and_then(|stays| stays.get(&rank)?.get(*begun));
-            let Some(stay) = stay else {
+            let Some(stay) = stay.cloned() else {
                 let refusal = bad("the membership file has no further stay of this rank");
                 self.answer(asker, CoordinatorAnswer::Refused(refusal));
                 continue;
@@ -169,6 +193,7 @@ impl Coordinator {
             peer.joined = true;
             job.late.remove(&rank);
             job.first.insert(rank, stay.first.clone());
+            job.ended.remove(&rank);
             if is_repeated {
                 self.send_stay_end(namespace, rank);
             }

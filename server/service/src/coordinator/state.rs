@@ -404,7 +404,7 @@ impl Coordinator {
             Purpose::Hold(number) => self.clocks_held(number, server, answer),
             Purpose::Admit(number) => self.clocks_go_on(number, server, answer),
             Purpose::Task(delivery) => self.task_applied(delivery, server, answer),
-            Purpose::Schedule(number) => self.stay_known(number),
+            Purpose::Schedule(number) => self.stay_known(number, server),
             Purpose::HoldForSave(op) => self.clocks_held_for_save(op, server, answer),
             Purpose::Loss(number) => self.loss_reported(number, server, answer),
             Purpose::ReadClocks(job) => self.clocks_read(job, answer),

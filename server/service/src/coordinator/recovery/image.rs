@@ -86,9 +86,7 @@ impl Coordinator {
         job.base = image.base.iter().map(|at| (at.domain, at.clock)).collect();
         job.floor = at_of(&image.floor);
         // Schedules that are sent have numbers from 1.
-        job.unscheduled = image
-            .is_scheduled
-            .then_some(Unscheduled { number: 0, left: 0 });
+        job.unscheduled = image.is_scheduled.then(Unscheduled::default);
         job.stop.clone_from(&image.stop);
         job.restarts.clone_from(&image.restarts);
         job.restarted.clone_from(&image.restarted);

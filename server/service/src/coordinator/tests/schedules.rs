@@ -1,5 +1,7 @@
 //! Jobs that follow schedules of members, and servers without numbers.
 
+use std::collections::VecDeque;
+
 use super::*;
 use crate::coordinator::membership::Schedule;
 
@@ -94,6 +96,42 @@ fn each_stay_ends_at_the_servers() {
         .flat_map(|_| rig.obey(s1, &CommandReply::Done))
         .collect();
     assert_eq!(told.last().map(state), Some(WorkerState::Lost));
+}
+
+/// A server gets the first stays of a long schedule, and one more with each answer.
+#[test]
+fn long_schedule_is_sent_in_parts() {
+    const STAYS: u32 = 150;
+    let text: String = (0..STAYS).map(|rank| format!("join {rank}\n")).collect();
+    let (mut rig, servers) = scheduled(&text);
+    let worker = rig.asks(7, "default");
+    let mut ranks = servers.map(|_| Vec::new());
+    for (server, ranks) in servers.into_iter().zip(&mut ranks) {
+        let mut orders = VecDeque::new();
+        loop {
+            orders.extend(rig.orders(server));
+            assert!(orders.len() <= 64, "{} under way", orders.len());
+            assert!(!rig.has_joined(worker) || ranks.len() == STAYS as usize);
+            let Some((id, order)) = orders.pop_front() else {
+                break;
+            };
+            let Command::MembersChanged {
+                admitted: Some((rank, _)),
+                ..
+            } = order
+            else {
+                panic!("{order:?}")
+            };
+            ranks.push(rank.0);
+            rig.state.answered(rig.now, server, id, CommandReply::Done);
+            rig.actions.extend(rig.state.take_actions());
+            if ranks.len() == STAYS as usize {
+                break;
+            }
+        }
+    }
+    assert!(ranks.iter().all(|ranks| ranks.iter().copied().eq(0..STAYS)));
+    assert!(rig.has_joined(worker));
 }
 
 #[test]
