@@ -16,8 +16,9 @@ use tidewater_protocol::ids::{DomainId, ServerId, WorkerId};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, WorkerState,
 };
-use tidewater_protocol::wire::refusal::Refusal;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
+use super::jobs::Job;
 use super::membership::Event;
 use super::recovery::ABSENT;
 use super::state::{Asker, Coordinator, PeerId, Purpose, bad};
@@ -144,8 +145,12 @@ impl Coordinator {
             self.admissions.remove(&number);
             return;
         };
-        if !self.peers.contains_key(&admission.asker.peer) {
-            admission.refused.get_or_insert(bad("the worker has gone"));
+        if admission.refused.is_none() {
+            let sized = match self.peers.get(&admission.asker.peer) {
+                Some(peer) => size_job(job, admission, peer.workers),
+                None => Err(bad("the worker has gone")),
+            };
+            admission.refused = sized.err();
         }
         admission.missing = servers.iter().copied().collect();
         let mut admitted = None;
@@ -291,10 +296,7 @@ impl Coordinator {
                 if let Some(peer) = self.peers.get_mut(&asker.peer) {
                     peer.joined = true;
                 }
-                let expected = self
-                    .jobs
-                    .get(&namespace)
-                    .map_or(0, super::jobs::Job::expected);
+                let expected = self.jobs.get(&namespace).map_or(0, Job::expected);
                 let joined = self.joined(rank.0, &namespace, expected);
                 self.answer(asker, joined);
             }
@@ -357,4 +359,22 @@ impl Coordinator {
             job.admitting = None;
         }
     }
+}
+
+/// Makes `workers` the size of a job, which the worker under admission states; 0 for none. Refused if a worker of a job
+/// of open size has ticked: ranks that have not joined would be awaited from clock 0 on.
+fn size_job(job: &mut Job, admission: &Admission, workers: u32) -> Result<(), Refusal> {
+    let ticked = admission.clocks.iter().find(|&(_, &clock)| clock > 0);
+    if workers > 0
+        && job.expected() == 0
+        && let Some((&domain, &at)) = ticked
+    {
+        let text = format!(
+            "this job is of open size and at tick {at} of domain {domain}; join it without workers=N \
+             (TIDEWATER_WORKERS), not with {workers}"
+        );
+        let numbers = [u64::from(workers), at, u64::from(domain.0), 0];
+        return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
+    }
+    job.expect(admission.rank, workers)
 }

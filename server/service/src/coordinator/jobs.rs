@@ -120,6 +120,18 @@ impl Job {
     /// Checks the number of workers that a worker reports, where 0 means unknown. The first number becomes
     /// that of the job; a different one is refused.
     pub(super) fn expect(&mut self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
+        self.check_size(worker, reported)?;
+        if reported > self.expected {
+            self.expected = reported;
+            for rank in (0..reported).map(WorkerId) {
+                self.workers.entry(rank).or_insert(AWAITED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the same number, and changes nothing.
+    pub(super) fn check_size(&self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
         if reported == 0 || reported == self.expected {
             return Ok(());
         }
@@ -138,10 +150,6 @@ impl Job {
             .map_or(worker, |(&rank, _)| rank);
         if last.0 >= reported {
             return refuse(format!("rank {last} of a job with {reported} workers"));
-        }
-        self.expected = reported;
-        for rank in (0..reported).map(WorkerId) {
-            self.workers.entry(rank).or_insert(AWAITED);
         }
         Ok(())
     }

@@ -78,6 +78,8 @@ impl Coordinator {
                 rank,
                 namespace,
                 joined: false,
+                open: BTreeSet::new(),
+                workers: 0,
                 leaving: false,
             };
             self.peers.insert(id, peer);
@@ -172,6 +174,12 @@ impl Coordinator {
         };
         if is_scheduled {
             return self.join_scheduled(asker, &namespace).map(|()| None);
+        }
+        job.check_size(WorkerId(rank), join.workers)?;
+        if job.expected() == 0 && !job.first.is_empty() {
+            // Decided by the clocks, while they are held.
+            peer.workers = join.workers;
+            return self.queue_admission(asker, &namespace).map(|()| None);
         }
         job.expect(WorkerId(rank), join.workers)?;
         if job.expected() == 0 || job.late.contains(&WorkerId(rank)) {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
+use tidewater_protocol::limits::PARKED_MAX;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, DomainClock, Notice,
@@ -144,6 +145,10 @@ pub(super) struct Peer {
     pub(super) rank: u32,
     pub(super) namespace: String,
     pub(super) joined: bool,
+    /// Numbers of its requests that are not answered.
+    pub(super) open: BTreeSet<u64>,
+    /// Number of workers that it states for a job of open size that runs; 0 if it states none.
+    pub(super) workers: u32,
     /// Whether the end of this worker or server is expected or already reported, so that its disconnection is
     /// not a new loss.
     pub(super) leaving: bool,
@@ -338,10 +343,18 @@ impl Coordinator {
     /// request. A repeated request gets its earlier answer.
     pub fn request(&mut self, now: Duration, peer: PeerId, id: u64, request: CoordinatorRequest) {
         self.tick(now);
-        if !self.peers.contains_key(&peer) {
-            return;
-        }
         let asker = Asker { peer, id };
+        let Some(peer) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        let have = peer.open.len();
+        if have >= PARKED_MAX && !peer.open.contains(&id) {
+            let numbers = [have as u64 + 1, PARKED_MAX as u64, 0, 0];
+            let refusal =
+                Refusal::new(RefusalCode::TooMany, numbers).with_text("requests under way");
+            return self.answer(asker, CoordinatorAnswer::Refused(refusal));
+        }
+        peer.open.insert(id);
         match self.answered_before(asker) {
             Some(answer) => self.answer(asker, answer),
             None => self.dispatch(asker, request),
@@ -620,7 +633,8 @@ impl Coordinator {
     }
 
     pub(super) fn answer(&mut self, asker: Asker, answer: CoordinatorAnswer) {
-        if self.peers.contains_key(&asker.peer) {
+        if let Some(peer) = self.peers.get_mut(&asker.peer) {
+            peer.open.remove(&asker.id);
             self.actions
                 .push(Action::Answer(asker.peer, asker.id, answer));
         }

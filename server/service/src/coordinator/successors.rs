@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tidewater_journal::ServerImage;
 use tidewater_protocol::ids::{Incarnation, ServerId, TableId, WorkerId};
-use tidewater_protocol::limits::{PARKED_MAX, RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};
+use tidewater_protocol::limits::{RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Durability;
 use tidewater_protocol::wire::control::{
@@ -554,13 +554,6 @@ impl Coordinator {
         }
         let is_awaited = !self.absent.is_empty() && may_begin_again;
         if is_awaited || !job.restarts.is_empty() || !job.resuming.is_empty() {
-            let of_peer = |other: &&(Asker, _)| other.0.peer == asker.peer;
-            let have = job.parked.iter().filter(of_peer).count();
-            if have >= PARKED_MAX {
-                let numbers = [have as u64 + 1, PARKED_MAX as u64, 0, 0];
-                let refusal = Refusal::new(RefusalCode::TooMany, numbers);
-                return Err(refusal.with_text("requests that wait for a server's successor"));
-            }
             job.parked.push((asker, Some(request.clone())));
             return Ok(true);
         }

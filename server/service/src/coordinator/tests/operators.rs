@@ -1,6 +1,7 @@
 //! Operators that stop a job, and wait for its end.
 
 use super::*;
+use tidewater_protocol::limits::PARKED_MAX;
 
 fn operator(rig: &mut Rig, namespace: &str) -> PeerId {
     rig.connects(Role::Admin, RANK_ANY, namespace).unwrap()
@@ -102,4 +103,27 @@ fn wait_for_a_job_of_open_size_ends_with_its_workers() {
             assert_eq!(rig.answer(admin, 1), Some(Answer::Done));
         }
     }
+}
+
+/// Requests of one peer that wait are limited; an answer makes room for the next one.
+#[test]
+fn requests_under_way_are_limited() {
+    let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);
+    rig.server(0);
+    let w0 = rig.worker(0);
+    let admin = operator(&mut rig, "job");
+    for id in 0..=PARKED_MAX as u64 {
+        rig.ask(admin, id, Ask::WaitJob);
+    }
+    let refusal = rig.refusal(admin, PARKED_MAX as u64);
+    let limit = PARKED_MAX as u64;
+    assert_eq!(
+        (refusal.code, refusal.numbers),
+        (RefusalCode::TooMany, [limit + 1, limit, 0, 0])
+    );
+    assert_eq!(rig.answer(admin, 0), None);
+    rig.ask(w0, 2, Ask::Finished);
+    assert_eq!(rig.answer(admin, 0), Some(Answer::Done));
+    rig.ask(admin, limit + 1, Ask::WaitJob);
+    assert_eq!(rig.answer(admin, limit + 1), Some(Answer::Done));
 }

@@ -249,3 +249,44 @@ fn workers_of_a_job_say_the_same_of_its_size() {
         "{refusal}"
     );
 }
+
+/// A worker that states a number joins a job of open size before its first tick only: ranks that have not joined would
+/// be awaited from clock 0 on.
+#[test]
+fn open_job_that_ticks_stays_open() {
+    let (mut rig, servers) = service(0);
+    let workers = [0, 1].map(|rank| rig.comes(rank, 0));
+    assert_eq!(workers.map(|worker| rig.joined(worker)), [0, 0]);
+    let sized = rig.comes(2, 4);
+    let next = rig.comes(3, 0);
+    for server in servers {
+        rig.obey(server, &members::held(50));
+    }
+    for server in servers {
+        let orders = rig.obey(server, &CommandReply::Done);
+        let [
+            Command::MembersChanged {
+                admitted: None,
+                members,
+                ..
+            },
+        ] = &orders[..]
+        else {
+            panic!("{orders:?}")
+        };
+        assert_eq!(members.workers.len(), 4, "{members:?}");
+    }
+    let refusal = rig.refusal(sized, 1);
+    assert_eq!(
+        (refusal.code, refusal.numbers),
+        (RefusalCode::BadRequest, [4, 50, 0, 0])
+    );
+    assert!(
+        refusal
+            .text
+            .contains("at tick 50 of domain 0; join it without"),
+        "{refusal}"
+    );
+    rig.close(sized);
+    assert_eq!(rig.joined(next), 0, "the job is of open size");
+}
