@@ -7,9 +7,10 @@
 //! ```
 //! A worker under BSP or SSP sends CLOCK when all pushes of the iteration are acknowledged on all appliers. If
 //! one applier has consumed the CLOCK, every applier therefore holds the whole iteration and completes it.
-//! If none has, all drop it. The frame by which a thread leaves is such a CLOCK, too. Until the last order the worker is a member: no minimum passes the iteration on
-//! an applier that lacks the tick. After the first order nothing of the worker arrives any more. The loss is a change
-//! of membership at one tick, which the log has: a run that follows it ends the worker at this tick.
+//! If none has, all drop it. The frame by which a thread leaves is such a CLOCK, too. Until the last order the worker
+//! is a member: no minimum passes the iteration on an applier that lacks the tick. After the first order nothing of the
+//! worker arrives any more. The loss is a change of membership at one tick, which the log has: a run that follows it
+//! ends the worker at this tick.
 //!
 //! A server that waits for its successor is asked like the others when the successor has its memory: the tick may be
 //! there and nowhere else, or everywhere but there.

@@ -189,7 +189,7 @@ fn finish_at_one_server_is_completed() {
     assert!(Schedule::parse(&log.join("\n")).is_ok(), "{log:?}");
 }
 
-/// A worker that reports a failure, twice, and whose connection ends is lost once. One that has finished is not lost.
+/// A worker reports a failure, twice, and then its connection ends: it is lost once. One that has finished is not lost.
 #[test]
 fn worker_is_lost_once() {
     let mut rig = Rig::new(1, 3, LostWorker::GoOn, false);
