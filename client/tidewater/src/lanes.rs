@@ -23,6 +23,7 @@ use lane::CALL_TAG;
 pub(crate) use lane::LaneState;
 pub(crate) use requests::Requests;
 use status::StatusCopy;
+use tidewater_bookkeeping::frame_runs::LaneSeqs;
 use tidewater_bookkeeping::rejects::Refused;
 use tidewater_lanes::fabric::{LaneError, Mapped, Mapping, Parker, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, ServerId, WorkerThread};
@@ -682,7 +683,7 @@ impl Lanes {
     /// Tells, by what the lanes have received so far, whether the servers have answered every frame of a ticket;
     /// `None` if some are unanswered. Otherwise `Ok`, or the first refusal, which then counts as claimed.
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
-        let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
+        let done = |p: LaneSeqs, lanes: &Self| {
             lanes
                 .all
                 .get(p.lane as usize)

@@ -7,6 +7,7 @@
 //! memory stays with the client until [`crate::Client::finish_pull`] or [`crate::Client::cancel_pull`],
 //! and the number of pulls under way is bounded.
 
+use tidewater_bookkeeping::validation::{RowRead, RowValidator, Verdict};
 use tidewater_lanes::fabric::{ReadBatch, ReadOp};
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying};
@@ -16,7 +17,6 @@ use tidewater_runtime::clock::Deadline;
 
 use super::async_ranges::AsyncRange;
 use super::blocks::{self, BlockScratch};
-use super::validation::{RowRead, RowValidator, Verdict};
 use super::{PullMode, PullOptions, Timeout, pull_rows};
 use crate::error::ClientError;
 use crate::ids::HandleId;

@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
+use tidewater_bookkeeping::validation::{RowRead, RowValidator};
 use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, Unpack};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::validation::{RowRead, RowValidator};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 

@@ -10,7 +10,6 @@ mod direct;
 mod gather;
 mod lane_reads;
 mod rows;
-mod validation;
 
 use std::time::Duration;
 

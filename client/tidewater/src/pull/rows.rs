@@ -1,5 +1,6 @@
 //! Pulls of rows by key or index.
 
+use tidewater_bookkeeping::validation::{RowRead, Verdict};
 use tidewater_lanes::fabric::ReadOp;
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, RowVersion, verify_row};
@@ -7,7 +8,6 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_runtime::clock::Deadline;
 
 use super::lane_reads::{CallDest, LaneReads, read_lanes};
-use super::validation::{RowRead, Verdict};
 use super::{Missing, PullMode, PullOptions, Pulled, Seen, Timeout, direct};
 use crate::error::ClientError;
 use crate::lanes::Lanes;

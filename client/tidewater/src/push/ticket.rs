@@ -1,20 +1,11 @@
 //! Tickets: the results of pushes.
 
+use tidewater_bookkeeping::frame_runs::{FrameRuns, LaneSeqs};
 use tidewater_lanes::num::count;
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::mutants::{Mutant, on};
 
 use crate::ids::ClientNumber;
-
-/// Run of frames of one push on one lane, by their sequence numbers `first..=last`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct LaneSeqs {
-    pub(crate) lane: u32,
-    pub(crate) first: u64,
-    pub(crate) last: u64,
-}
-
-const INLINE: usize = 4;
 
 /// Handle to the result of a push: the sequence numbers of its frames on each lane. Dropping it is allowed and does
 /// not stop the push. If the push is refused, the next [`flush`](crate::Client::flush), tick, barrier or finish
@@ -41,9 +32,7 @@ pub struct Ticket {
     /// client with a merged ticket.
     owner: u64,
     table: u32,
-    inline: [LaneSeqs; INLINE],
-    len: usize,
-    more: Vec<LaneSeqs>,
+    runs: FrameRuns,
 }
 
 impl Ticket {
@@ -84,31 +73,15 @@ impl Ticket {
 
     /// Adds a frame by lane and sequence number; extends the run that it continues, if there is one.
     pub(crate) fn add(&mut self, lane: usize, seq: u64) {
-        self.add_run(LaneSeqs {
+        self.runs.add(LaneSeqs {
             lane: count(lane),
             first: seq,
             last: seq,
         });
     }
 
-    fn add_run(&mut self, run: LaneSeqs) {
-        let all = self.inline[..self.len].iter_mut().chain(&mut self.more);
-        for part in all {
-            if part.lane == run.lane && part.last + 1 == run.first {
-                part.last = run.last;
-                return;
-            }
-        }
-        if self.len < INLINE {
-            self.inline[self.len] = run;
-            self.len += 1;
-        } else {
-            self.more.push(run);
-        }
-    }
-
     pub(crate) fn parts(&self) -> impl Iterator<Item = LaneSeqs> + '_ {
-        self.inline[..self.len].iter().chain(&self.more).copied()
+        self.runs.iter()
     }
 
     /// Adds the frames of another ticket. Waiting for this ticket then waits for both pushes, and for nothing pushed
@@ -126,7 +99,7 @@ impl Ticket {
             return;
         }
         for part in other.parts() {
-            self.add_run(part);
+            self.runs.add(part);
         }
     }
 }
@@ -134,19 +107,6 @@ impl Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_part_a_lane_however_many_lanes() {
-        let mut ticket = Ticket::new(1);
-        for seq in 1..4 {
-            for lane in 0..7 {
-                ticket.add(lane, seq);
-            }
-        }
-        let parts: Vec<_> = ticket.parts().collect();
-        assert_eq!(parts.len(), 7);
-        assert!(parts.iter().all(|p| (p.first, p.last) == (1, 3)));
-    }
 
     #[test]
     fn merged_tickets_hold_their_own_frames_in_any_order() {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tidewater_bookkeeping::pieces::{FramePiece, by_lane};
 use tidewater_expression::Partial;
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
@@ -18,9 +19,9 @@ use crate::error::ClientError;
 use crate::lanes::Requests;
 use crate::push::Ticket;
 use crate::session::Client;
-use crate::session::function::exchange::{by_lane, count_slots, header_of, request_all};
+use crate::session::function::exchange::{count_slots, header_of, request_all};
 use crate::session::function::keyed::{KeyBytes, RowChunk, RowsScratch, row_chunks, rows_header};
-use crate::session::function::pieces::{FramePiece, dense_pieces, slot_pieces};
+use crate::session::function::pieces::{dense_pieces, slot_pieces};
 use crate::session::function::{Expression, FunctionArgs, Reduction, Scalar};
 use crate::table::state::TableState;
 use crate::table::{Element, Table};

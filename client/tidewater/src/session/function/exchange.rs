@@ -1,7 +1,6 @@
 //! Requests of functions: many under way at once, each answered with the result of one piece.
 
-use std::collections::VecDeque;
-
+use tidewater_bookkeeping::pieces::FramePiece;
 use tidewater_lanes::num;
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
@@ -9,7 +8,6 @@ use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload};
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::pieces::FramePiece;
 use crate::error::ClientError;
 use crate::lanes::{Lanes, Requests};
 use crate::pull;
@@ -24,15 +22,6 @@ pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) 
     header.count = num::count(num::size(piece.count));
     header.partition = piece.partition;
     header
-}
-
-/// Queues of indexes of `pieces`, one for each lane.
-pub(crate) fn by_lane(pieces: &[FramePiece], lanes: usize) -> Vec<VecDeque<usize>> {
-    let mut queues = vec![VecDeque::new(); lanes];
-    for (n, piece) in pieces.iter().enumerate() {
-        queues[piece.lane].push_back(n);
-    }
-    queues
 }
 
 /// Requests the number of slots of each partition of a sparse table from its applier, and blocks until all have

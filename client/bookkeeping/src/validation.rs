@@ -8,22 +8,26 @@ use tidewater_protocol::mutants::{Mutant, on};
 
 /// Row to be read over a lane: key, checksum salt, remote address and location.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowRead {
-    pub(super) key: u64,
-    pub(super) salt: u64,
-    pub(super) from: RemoteAddr,
-    pub(super) loc: RowLocation,
+pub struct RowRead {
+    /// Key of the row in its table.
+    pub key: u64,
+    /// Salt of the checksum in the row's header.
+    pub salt: u64,
+    /// Remote address of the row's header.
+    pub from: RemoteAddr,
+    /// Location with the generation of the slot; `NONE` for rows of dense tables.
+    pub loc: RowLocation,
     /// Index in the caller's keys.
-    pub(super) row: u32,
+    pub row: u32,
     /// Verdict on data that a lane unpacked; the row is then in the caller's memory.
-    pub(super) unpacked: Option<Verdict>,
+    pub unpacked: Option<Verdict>,
     /// Version of the unpacked data.
-    pub(super) ver: RowVersion,
+    pub ver: RowVersion,
 }
 
 /// Verdict of the validation of a row that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// It is the requested row, complete.
     Valid,
     /// It was being written.
@@ -34,7 +38,8 @@ pub(super) enum Verdict {
 
 impl RowRead {
     /// Judges a row by the checksum of header and payload: valid, torn or stale.
-    pub(super) fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
+    #[inline]
+    pub fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
         let is_valid = verify_row(self.salt, self.key, head, payload).is_some();
         let ver = RowVersion::of_head(head);
         self.judge(RowCopy {
@@ -46,7 +51,8 @@ impl RowRead {
     /// Judges a row by the version in its header alone, without a checksum of its payload (Hogwild): stale if the
     /// generation of its slot is not that of the location, torn if the header names no row (counter 0), otherwise
     /// valid.
-    pub(super) fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
+    #[inline]
+    pub fn judge_unvalidated(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
         let is_valid = ver.is_valid();
         self.judge(RowCopy {
@@ -58,7 +64,7 @@ impl RowRead {
     /// Judges a copied row: stale if the generation of its slot has changed, otherwise valid or torn by its
     /// validation.
     #[inline]
-    pub(super) fn judge(&self, copy: RowCopy) -> Verdict {
+    pub fn judge(&self, copy: RowCopy) -> Verdict {
         // Rows of dense tables have no location and never move.
         let is_of_slot = !self.loc.is_some() || copy.ver.generation() == self.loc.generation();
         if !is_of_slot && !on(Mutant::StaleLocationUsed) {
@@ -73,11 +79,12 @@ impl RowRead {
 
 /// Callback that validates rows as they arrive on a lane and places their payload in the caller's memory, in one
 /// pass.
-pub(super) struct RowValidator<'a> {
+#[derive(Debug)]
+pub struct RowValidator<'a> {
     /// Rows in the order in which they are read.
-    pub(super) rows: &'a mut [RowRead],
+    pub rows: &'a mut [RowRead],
     /// Bytes of a row's payload.
-    pub(super) row_bytes: usize,
+    pub row_bytes: usize,
 }
 
 impl Unpack for RowValidator<'_> {
