@@ -18,7 +18,9 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Client, GroupRange, PullMode, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{
+    Client, ClientError, GroupRange, PullMode, PullOptions, SyncMode, Table, TableBuilder,
+};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
@@ -595,6 +597,91 @@ fn groups_are_of_one_version_and_pins_hold() {
             }
             refuse_pins(&mut reader, (&of_a, &of_b), pinned);
         });
+    }
+}
+
+/// Stops the second applier of the only server until the returned sender is dropped. Pushes to the second partition of
+/// a table until the applier leaves no room for a frame.
+fn stop_second(
+    cluster: &Cluster,
+    client: &mut Client,
+    table: &Table<i64>,
+) -> std::sync::mpsc::Sender<()> {
+    // So far the ring has had an odd number of lines of 64 bytes: one for each PIN and UNPIN. Three more are even, as
+    // those of the frames below.
+    let first = GROUP_ELEMENTS as u64 - 1_000;
+    let ticket = client.push_range(table, first, &[1; 9], PushOp::Sum);
+    client.wait_applied(&ticket.unwrap()).unwrap();
+    let (holds, released) = std::sync::mpsc::channel::<()>();
+    let (tx, stopped) = std::sync::mpsc::channel();
+    let wait = Command::With(Box::new(move |_| {
+        tx.send(()).unwrap();
+        assert!(released.recv().is_err(), "nothing is sent");
+    }));
+    cluster.servers[0].applier(1).send(wait).unwrap();
+    stopped.recv().unwrap();
+    client.set_timeout(Duration::from_millis(100));
+    // The short ones take what a long one leaves.
+    for len in [1_000, 1] {
+        let late = loop {
+            match client.push_range(table, first, &vec![1; len], PushOp::Sum) {
+                Ok(_) => {}
+                Err(e) => break e,
+            }
+        };
+        assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+    }
+    holds
+}
+
+/// An `unpin` or `pin` that fails at its deadline has sent the end of the pin to some appliers: no pull reads the
+/// version then, and a later call sends the other ends. A pin after it holds.
+#[test]
+fn failed_unpin_ends_reads() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 2, 1);
+        let ranges = TableBuilder::range::<i64>("b", GROUP_ELEMENTS as u64, 1);
+        let ranges = ranges.block_bytes(4096).partitions(2).versions(3);
+        let ranges = ranges.at_clock(Reduce::Sum).snapshot();
+        let other = TableBuilder::range::<i64>("other", GROUP_ELEMENTS as u64, 1);
+        let other = other.block_bytes(4096).partitions(2);
+        let mut client = cluster.client(0, SyncMode::Bsp);
+        let table = client.create_table::<i64>(ranges.spec()).unwrap();
+        let other = client.create_table::<i64>(other.spec()).unwrap();
+        let (options, long) = (PullOptions::default(), Duration::from_secs(60));
+        let mut out = vec![0; GROUP_ELEMENTS];
+        let is_unpinned = |e: ClientError| e.to_string().contains("is not pinned by this client");
+
+        let pinned = client.pin(&table, None).unwrap();
+        let holds = stop_second(&cluster, &mut client, &other);
+        let late = client.unpin(&table, pinned).unwrap_err();
+        assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+        let ended = client.pull_pinned(&table, pinned, 0, &mut out, options);
+        assert!(is_unpinned(ended.unwrap_err()), "{transport}");
+        drop(holds);
+        client.set_timeout(long);
+        assert_eq!(client.pin(&table, Some(pinned)).unwrap(), pinned);
+        let pulled = client.pull_pinned(&table, pinned, 0, &mut out, options);
+        assert_eq!(pulled.unwrap().version, Some(pinned));
+        client.unpin(&table, pinned).unwrap();
+        let again = client.unpin(&table, pinned).unwrap_err();
+        assert!(is_unpinned(again), "{transport}");
+
+        // One version can be pinned: of a pin that fails nothing stays.
+        let holds = stop_second(&cluster, &mut client, &other);
+        let late = client.pin(&table, Some(pinned)).unwrap_err();
+        assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+        let ended = client.pull_pinned(&table, pinned, 0, &mut out, options);
+        assert!(is_unpinned(ended.unwrap_err()), "{transport}");
+        drop(holds);
+        client.set_timeout(long);
+        client.unpin(&table, pinned).unwrap();
+        client.tick().unwrap();
+        let next = client.wait_newer(&table, pinned, long).unwrap();
+        assert_eq!(client.pin(&table, None).unwrap(), next);
+        client
+            .pull_pinned(&table, next, 0, &mut out, options)
+            .unwrap();
     }
 }
 

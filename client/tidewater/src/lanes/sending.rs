@@ -43,7 +43,8 @@ impl Lanes {
         if !l.ring.has_room(payload_len) {
             self.send(lane, deadline)?;
             let mut waits = vec![0; self.all.len()];
-            waits[lane] = payload_len;
+            // 0 is a lane that does not wait; an UNPIN has no payload.
+            waits[lane] = payload_len.max(1);
             self.wait_room(&waits, deadline)?;
         }
         let l = &mut self.all[lane];

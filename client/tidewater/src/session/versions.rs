@@ -32,6 +32,14 @@ pub(super) struct Pin {
     buffers: Vec<Option<usize>>,
     /// Number of calls of [`Client::pin`] without their [`Client::unpin`].
     holders: u32,
+    /// Whether some appliers may have the end of the pin, and others not: no call reads the version any more.
+    ends: bool,
+}
+
+impl Pin {
+    fn is_of(&self, handle: HandleId, version: u64) -> bool {
+        self.handle == handle && self.version == version
+    }
 }
 
 /// Range of one table, with its destination, in a pull of several tables: [`Client::pull_group`].
@@ -337,7 +345,9 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::VersionGone`] with the versions that are kept; a refusal with the numbers when no further
-    /// version can be pinned; a deadline. The call leaves no pin then, and can be repeated.
+    /// version can be pinned; a deadline or an interrupt. The call leaves no pin that can be read, and can be
+    /// repeated. Servers that could not be reached until the deadline may keep the version meanwhile: the next pin of
+    /// the table, or [`Client::unpin`], lets them go on.
     pub fn pin<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -375,11 +385,12 @@ impl Client {
         version: u64,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let is_same = |pin: &&mut Pin| pin.handle == named.handle && pin.version == version;
-        if let Some(pin) = self.pins.iter_mut().find(is_same) {
+        let is_held = |pin: &&mut Pin| pin.is_of(named.handle, version) && !pin.ends;
+        if let Some(pin) = self.pins.iter_mut().find(is_held) {
             pin.holders += 1;
             return Ok(());
         }
+        self.end_pins(named, deadline)?;
         let table = self.tables.find("pin", named)?;
         let mut requests = PinRequests {
             table,
@@ -394,8 +405,15 @@ impl Client {
         if let Err(e) = pinned {
             // Some appliers may have pinned it: each gets the end behind the pin, in its ring.
             if let Err(error) = send_unpins(&mut self.lanes, table, version, deadline) {
-                // The first error says more.
+                // The first error says more. A later call sends the ends again.
                 tracing::debug!(%error, "the end of a pin that failed is not sent everywhere");
+                self.pins.push(Pin {
+                    handle: named.handle,
+                    version,
+                    buffers,
+                    holders: 1,
+                    ends: true,
+                });
             }
             return Err(match e {
                 ClientError::Rejected { table, reject, .. } if is_gone(reject.reason) => {
@@ -409,7 +427,20 @@ impl Client {
             version,
             buffers,
             holders: 1,
+            ends: false,
         });
+        Ok(())
+    }
+
+    /// Sends the ends of pins of a table that earlier calls could not send to all appliers: the versions would
+    /// take the room of further pins.
+    fn end_pins(&mut self, named: Named, deadline: Deadline) -> Result<(), ClientError> {
+        let is_ending = |pin: &Pin| pin.handle == named.handle && pin.ends;
+        while let Some(n) = self.pins.iter().position(is_ending) {
+            let table = self.tables.find("pin", named)?;
+            send_unpins(&mut self.lanes, table, self.pins[n].version, deadline)?;
+            self.pins.swap_remove(n);
+        }
         Ok(())
     }
 
@@ -432,8 +463,8 @@ impl Client {
         let deadline = Deadline::after(options.timeout);
         self.lanes.keep_alive()?;
         self.lanes.send_held(deadline)?;
-        let is_same = |pin: &&Pin| pin.handle == named.handle && pin.version == version;
-        let Some(pin) = self.pins.iter().find(is_same) else {
+        let is_held = |pin: &&Pin| pin.is_of(named.handle, version) && !pin.ends;
+        let Some(pin) = self.pins.iter().find(is_held) else {
             return Err(unpinned("pull_pinned", state, version));
         };
         let want = Want::Pinned {
@@ -458,12 +489,12 @@ impl Client {
     /// again. A version that was pinned twice stays pinned until the second call.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a version that is not pinned by this client; a deadline, after which the version
-    /// is still pinned and the call can be repeated.
+    /// [`ClientError::Argument`] for a version that is not pinned by this client; a deadline or an interrupt. Some
+    /// servers may have ended the pin then: [`Client::pull_pinned`] refuses the version, and the call can be repeated.
     pub fn unpin<T: Element>(&mut self, table: &Table<T>, version: u64) -> Result<(), ClientError> {
         let (named, deadline) = (table.named(), self.deadline());
         let state = self.tables.find("unpin", named)?;
-        let is_same = |pin: &Pin| pin.handle == named.handle && pin.version == version;
+        let is_same = |pin: &Pin| pin.is_of(named.handle, version);
         let Some(n) = self.pins.iter().position(is_same) else {
             return Err(unpinned("unpin", state, version));
         };
@@ -471,7 +502,9 @@ impl Client {
             self.pins[n].holders -= 1;
             return Ok(());
         }
-        // After a failure the pin stays, so that the call can be repeated.
+        // After a failure the record stays, so that the call can be repeated; but an applier that has its UNPIN may
+        // write to the buffer.
+        self.pins[n].ends = true;
         send_unpins(&mut self.lanes, state, version, deadline)?;
         self.pins.swap_remove(n);
         Ok(())
