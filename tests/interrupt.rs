@@ -8,7 +8,9 @@ use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
-use tidewater::{Client, ClientError, SyncMode, TableBuilder, interrupt};
+use common::faults::{Faults, seed};
+use tidewater::{Client, ClientError, PullOptions, SyncMode, TableBuilder, interrupt};
+use tidewater_engine::apply::command::Command;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
@@ -48,6 +50,48 @@ fn waits_end_on_request_and_client_goes_on() {
         });
         let ticket = client.push_rows(&table, &[7], &[1], PushOp::Sum).unwrap();
         client.wait_applied(&ticket).unwrap();
+        pull_ends_on_request(&cluster);
+        recovery_ends_on_request(&cluster);
         client.finish().unwrap();
     }
+}
+
+/// A pull whose only server does not answer ends on request, and the next pull has its rows. (Over shared memory no
+/// pull waits.)
+fn pull_ends_on_request(cluster: &Cluster) {
+    let mut client = cluster.client(1, SyncMode::Asp);
+    let table = client.open_table::<i64>("t").unwrap();
+    let mut out = [0];
+    let options = PullOptions {
+        timeout: Duration::from_secs(20),
+        ..PullOptions::default()
+    };
+    client.pull_rows(&table, &[7], &mut out, options).unwrap();
+    if cluster.transport == Tcp {
+        let (holds, released) = std::sync::mpsc::channel::<()>();
+        let wait = Command::With(Box::new(move |_| {
+            assert!(released.recv().is_err(), "nothing is sent");
+        }));
+        cluster.servers[0].applier(0).send(wait).unwrap();
+        interrupted(&mut client, |client| {
+            client
+                .pull_rows(&table, &[7], &mut [0], options)
+                .map(|_| ())
+        });
+        drop(holds);
+    }
+    client.pull_rows(&table, &[7], &mut out, options).unwrap();
+    assert_eq!(out, [1]);
+}
+
+/// A call that recovers a lane again and again ends on request.
+fn recovery_ends_on_request(cluster: &Cluster) {
+    let faults = Faults::new(seed(), 1);
+    let mut client = cluster.client_with(1, SyncMode::Asp, move |lane| faults.wrap(lane, true));
+    client.set_timeout(Duration::from_secs(20));
+    let table = client.open_table::<i64>("t").unwrap();
+    interrupted(&mut client, |client| {
+        let ticket = client.push_rows(&table, &[8], &[1], PushOp::Sum)?;
+        client.wait_applied(&ticket)
+    });
 }

@@ -568,7 +568,8 @@ impl Lanes {
     }
 
     /// Sends a request over a server's control link and returns the answer. Repeats it after a lost or restarted
-    /// server, also at its successor, until `deadline` passes or the job ends; other errors end it at once. The
+    /// server, also at its successor, until `deadline` passes, the job ends, or an interrupt is requested; other
+    /// errors end it at once. The
     /// request must be idempotent: an unanswered attempt may have been carried out.
     pub(crate) fn ask<T>(
         &mut self,
@@ -577,7 +578,10 @@ impl Lanes {
         request: impl Fn(&mut dyn ServerLink, Deadline) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         loop {
-            while self.awaits(server, false, deadline.left())? && !deadline.passed() {}
+            interrupt::check("ask a server")?;
+            while self.awaits(server, false, deadline.left())? && !deadline.passed() {
+                interrupt::check("await a server")?;
+            }
             let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
             match request(&mut *self.servers[server].link, slice) {
                 // A slice has ended. The next one follows, unless the job has ended: a dead server
@@ -620,11 +624,12 @@ impl Lanes {
     }
 
     /// Recovers a broken lane: connects a new one to the applier, and re-sends the frames that the server has not
-    /// consumed. Blocks until that succeeds, the deadline passes or the job ends. Waits for the successor of a
-    /// server that has ended.
+    /// consumed. Blocks until that succeeds, the deadline passes, the job ends, or an interrupt is requested. Waits
+    /// for the successor of a server that has ended.
     pub(crate) fn recover(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         let mut attempts = 0;
         loop {
+            interrupt::check("recover a lane")?;
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
             // A lane that breaks after every recovery must not loop for ever.
             if deadline.passed() {

@@ -3,16 +3,24 @@
 //! One lane places its reads in the caller's memory while the call waits for it. The others read into
 //! memory of their own meanwhile, of a bounded size, and are collected after it. A call then takes as
 //! long as its slowest lane, not as long as the sum of all lanes.
+//!
+//! Over TCP that one lane is posted and collected too, if the call may wait for longer than half a second.
+//! Its first wait, of so long, places the reads directly; the wait after it also looks for an interrupt and
+//! the end of the job. Reads over verbs need no process at the other end, and a dead device ends them
+//! within seconds.
 
 use std::ops::Range;
 
 use tidewater_bookkeeping::validation::{RowRead, RowValidator};
-use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, Unpack};
+use tidewater_lanes::fabric::{
+    ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, TransportKind, Unpack,
+};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
+use crate::interrupt;
 use crate::lanes::{Interrupt, Lanes};
 
 /// Most bytes that the reads of one call have in flight in buffers of all lanes together.
@@ -92,6 +100,7 @@ pub(crate) fn read_lanes(
     let direct = direct.map(|(_, lane)| lane);
     let most = lane_bytes(used);
     let in_turn = on(Mutant::LanesInTurn);
+    let is_long = deadline.left() > COORDINATOR_LOOK && !in_turn;
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
             let tag = lanes.read_tag();
@@ -101,6 +110,12 @@ pub(crate) fn read_lanes(
     // Mapped lanes do not wait.
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) == direct || in_turn || lanes.is_mapped(lane) {
+            if is_long && lanes.get(lane).lane().transport() == TransportKind::Tcp {
+                let tag = lanes.read_tag();
+                of_lane.post(lanes, lane, tag, most)?;
+                of_lane.collect(lanes, lane, dest, deadline)?;
+                continue;
+            }
             of_lane.posted = 0..of_lane.ops.len();
             of_lane.read(lanes, lane, dest, deadline)?;
         }
@@ -252,6 +267,7 @@ impl LaneReads {
             let unpack = validator.as_mut().map(|v| v as &mut dyn Unpack);
             let open = lanes.get(lane).lane();
             match open.wait_read(tag, &self.dest_ops, dest.body, unpack, slice) {
+                Ok(None) if slice.passed() => interrupt::check("pull")?,
                 Ok(found) => (in_place, batch) = (found.is_some(), found),
                 Err(e) => match lanes.failed(lane, e) {
                     Interrupt::Broken(_) => return Ok(false),

@@ -15,13 +15,7 @@ impl TcpClientLane {
     /// do better.
     #[cold]
     pub(super) fn leave(&mut self) -> LaneError {
-        let since = if self.heard {
-            Deadline::after(Duration::ZERO)
-        } else {
-            self.begun
-        };
-        let give_up = Deadline::at(since.instant() + LANE_QUIET_MAX);
-        let until = *self.quiet_until.get_or_insert(give_up);
+        let until = self.note_quiet();
         if until.passed() || on(Mutant::LateReadBreaksLane) {
             return self.late();
         }
@@ -34,5 +28,18 @@ impl TcpClientLane {
             peer: self.peer.clone(),
             op: self.op,
         }
+    }
+
+    /// Notes that an answer is awaited and late. Returns the end of the time without input after which the lane is
+    /// given up, which began with the first such wait since the last input.
+    #[cold]
+    pub(super) fn note_quiet(&mut self) -> Deadline {
+        let since = if self.heard {
+            Deadline::after(Duration::ZERO)
+        } else {
+            self.begun
+        };
+        let give_up = Deadline::at(since.instant() + LANE_QUIET_MAX);
+        *self.quiet_until.get_or_insert(give_up)
     }
 }

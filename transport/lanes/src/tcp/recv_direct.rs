@@ -81,7 +81,11 @@ impl TcpClientLane {
         self.inbound.batches_asked += usize::from(plan.is_asked(ops));
         self.inbound.batches.push_front(posted);
         match waited {
-            Ok(()) | Err(LaneError::Deadline { .. }) => Ok(None),
+            Ok(()) => Ok(None),
+            Err(LaneError::Deadline { .. }) => {
+                self.note_quiet();
+                Ok(None)
+            }
             Err(e) => Err(e),
         }
     }
