@@ -350,6 +350,58 @@ fn clocks_held_by_dead_server_go_on() {
     client.finish().unwrap();
 }
 
+/// A server is killed before a call that asks it over the control connection only, and while a sibling ends its sessions:
+/// each call waits for the successor.
+#[test]
+fn questions_wait_for_successor() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let cluster = held_cluster(2);
+        let holders = cluster.server_processes();
+        let join = |rank| {
+            let options = JoinOptions {
+                rank: Some(rank),
+                ..cluster.options(transport)
+            };
+            let job = options.join().unwrap().into_job().unwrap();
+            let mut client = job.client(SyncMode::Asp).unwrap();
+            client.set_timeout(CALL);
+            client
+        };
+        let (mut first, mut second) = std::thread::scope(|scope| {
+            let first = scope.spawn(|| join(0));
+            (join(1), first.join().unwrap())
+        });
+        let tables = Tables::create(&mut second);
+        let keys: Vec<u64> = (0..ROWS).collect();
+        let kill = |n: usize, client: &mut Client| {
+            // The server that was killed before has a successor that serves.
+            tables.push(client, &keys);
+            held(&holders[n]).signal(Signal::KILL);
+        };
+        for _ in 0..3 {
+            kill(0, &mut second);
+            assert_eq!(first.leads().unwrap(), first.rank().0 == 0);
+            assert_eq!(second.leads().unwrap(), second.rank().0 == 0);
+            kill(0, &mut second);
+            assert!(second.slow_workers().unwrap().is_empty());
+        }
+        for n in 0..4 {
+            let mut sibling = second.sibling().unwrap();
+            tables.push(&mut second, &keys);
+            let victim = held(&holders[1]);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_micros(n * 300));
+                    victim.signal(Signal::KILL);
+                });
+                sibling.finish().unwrap();
+            });
+        }
+        second.finish().unwrap();
+        first.finish().unwrap();
+    }
+}
+
 /// Rows of the table of the measurement, of 64 elements: 1 GiB with their headers.
 const MANY: u64 = (1 << 30) / (64 * 4 + 16);
 

@@ -606,14 +606,11 @@ impl Lanes {
     /// Ends this client's sessions with all servers, after which it can send nothing. A call after an error
     /// continues with the server that failed.
     pub(crate) fn end_sessions(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        for server in &mut self.servers {
-            if server.ended {
-                continue;
+        for n in 0..self.servers.len() {
+            if !self.servers[n].ended {
+                self.ask(n, deadline, |link, slice| link.end_session(slice))?;
+                self.servers[n].ended = true;
             }
-            if let Err(error) = server.link.end_session(deadline) {
-                return Err(self.root_cause(error));
-            }
-            server.ended = true;
         }
         Ok(())
     }
@@ -730,4 +727,107 @@ impl Parker for NoSleep {
     fn prepare_park(&mut self) {}
     fn park_until(&mut self, _: Deadline) {}
     fn cancel_park(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_protocol::ids::{SessionId, TableId};
+    use tidewater_protocol::table::TableSpec;
+    use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
+
+    use super::*;
+    use crate::link::{CoordinatorCall, CoordinatorReply, Loaded, Saved, blocking_calls};
+
+    /// A server without lanes that is lost `losses` times while its session ends.
+    struct Losing {
+        losses: u32,
+    }
+
+    impl ServerLink for Losing {
+        fn name(&self) -> &str {
+            "losing"
+        }
+
+        fn session(&self) -> SessionId {
+            SessionId(1)
+        }
+
+        fn transport(&self) -> TransportKind {
+            TransportKind::Tcp
+        }
+
+        fn ring_bytes(&self) -> usize {
+            0
+        }
+
+        fn describe(&mut self, _: TableId, _: Deadline) -> Result<TableDescriptor, ClientError> {
+            unreachable!("no tables")
+        }
+
+        fn clocks(
+            &mut self,
+            _: DomainId,
+            _: Deadline,
+        ) -> Result<Vec<(WorkerThread, u64)>, ClientError> {
+            unreachable!("no clocks")
+        }
+
+        fn end_session(&mut self, _: Deadline) -> Result<(), ClientError> {
+            let Some(left) = self.losses.checked_sub(1) else {
+                return Ok(());
+            };
+            self.losses = left;
+            Err(ClientError::ServerLost {
+                server: self.name().into(),
+                op: "detach",
+                source: std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into(),
+            })
+        }
+
+        fn recover(&mut self, _: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
+            unreachable!("no lanes")
+        }
+    }
+
+    struct Silent;
+
+    impl Silent {
+        #[expect(clippy::unused_self, reason = "the signature that the macro calls")]
+        fn perform(
+            &self,
+            call: &CoordinatorCall,
+            _: Deadline,
+        ) -> Result<CoordinatorReply, ClientError> {
+            unreachable!("{}", call.op())
+        }
+    }
+
+    impl CoordinatorLink for Silent {
+        blocking_calls!();
+
+        fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
+            Ok(())
+        }
+
+        fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
+            Ok(())
+        }
+    }
+
+    /// A lost server is asked again until the deadline, and a call after it continues there.
+    #[test]
+    fn sessions_end_at_lost_servers() {
+        let servers = [0, 2].map(|losses| {
+            let link: Box<dyn ServerLink> = Box::new(Losing { losses });
+            (link, Vec::new())
+        });
+        let made = Lanes::new(servers.into(), Box::new(NoSleep), Box::new(Silent));
+        let mut lanes = made.unwrap();
+        let late = lanes.end_sessions(Deadline::after(Duration::ZERO));
+        assert!(matches!(late, Err(ClientError::ServerLost { .. })));
+        assert!(lanes.has_ended_sessions());
+        let ended = lanes.end_sessions(Deadline::after(Duration::from_secs(60)));
+        ended.unwrap();
+        assert!(lanes.servers.iter().all(|server| server.ended));
+    }
 }

@@ -521,18 +521,12 @@ impl Client {
     /// Ranks of the workers that have not left the job, ascending, as server 0 knows them; empty without servers.
     pub(super) fn live_workers(&mut self) -> Result<Vec<WorkerId>, ClientError> {
         let deadline = self.deadline();
-        let Some(link) = self.lanes.link(0) else {
-            return Ok(Vec::new());
-        };
-        match link.clocks(DomainId(0), deadline) {
-            Ok(live) => {
-                let mut ranks: Vec<WorkerId> = live.iter().map(|(t, _)| t.rank).collect();
-                ranks.sort_unstable();
-                ranks.dedup();
-                Ok(ranks)
-            }
-            Err(e) => Err(self.lanes.root_cause(e)),
-        }
+        let live = self.lanes.members(0, DomainId(0), deadline)?;
+        let live = live.unwrap_or_default();
+        let mut ranks: Vec<WorkerId> = live.iter().map(|(t, _)| t.rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        Ok(ranks)
     }
 
     /// Table that carries the values of a round: of the first or of further rounds. The first call creates it.

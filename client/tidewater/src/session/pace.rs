@@ -45,15 +45,19 @@ impl Client {
     /// one to the coordinator if the slow ones are others than in the last call of this client.
     ///
     /// # Errors
-    /// That the server or the coordinator is lost; [`ClientError::Observer`].
+    /// That the server or the coordinator is lost; a deadline while the server's successor is awaited;
+    /// [`ClientError::Observer`].
     pub fn slow_workers(&mut self) -> Result<Vec<SlowWorker>, ClientError> {
         self.check_worker("slow_workers")?;
         let deadline = self.deadline();
         self.lanes.send_held(deadline)?;
-        let Some(link) = self.lanes.link(0) else {
+        if self.lanes.servers() == 0 {
             return Ok(Vec::new());
-        };
-        let slow = find_slow(&link.paces(DomainId(0), deadline)?);
+        }
+        let paces = self
+            .lanes
+            .ask(0, deadline, |link, slice| link.paces(DomainId(0), slice))?;
+        let slow = find_slow(&paces);
         let ranks: Vec<WorkerId> = slow.iter().map(|slow| slow.worker).collect();
         if ranks != self.slow {
             self.lanes.coordinator.slow(&slow, deadline)?;
