@@ -745,6 +745,11 @@ pub trait CoordinatorLink: Send {
         None
     }
 
+    /// Number of restarts so far in which a server resumed with its memory, as in [`Self::resumed`].
+    fn resumes(&self) -> u64 {
+        0
+    }
+
     /// Confirms to the coordinator that this client uses no table, ticket or session from before the restart of a
     /// server. Returns the new membership and clocks.
     ///

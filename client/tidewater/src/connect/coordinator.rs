@@ -694,6 +694,10 @@ impl CoordinatorLink for NetCoordinatorLink {
         (*resumed > seen).then(|| (*resumed, members.clone()))
     }
 
+    fn resumes(&self) -> u64 {
+        self.restart.resumed
+    }
+
     fn rejoin(&mut self, deadline: Deadline) -> Result<Joined, ClientError> {
         self.restart.last = None;
         // Sessions are opened with the members of the answer.
