@@ -56,7 +56,7 @@ fn waits_end_on_request_and_client_goes_on() {
     }
 }
 
-/// A pull whose only server does not answer ends on request, and the next pull has its rows. (Over shared memory no
+/// A pull from a server that does not answer ends on request, and the next pull has its rows. (Over shared memory no
 /// pull waits.)
 fn pull_ends_on_request(cluster: &Cluster) {
     let mut client = cluster.client(1, SyncMode::Asp);

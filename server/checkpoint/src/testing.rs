@@ -1,5 +1,5 @@
-//! Servers without processes, threads or lanes, whose appliers a test saves and loads; and a file system whose calls
-//! fail or wait ([`faults`]). For tests of this crate and of the service.
+//! Servers without processes, threads or lanes, for tests that save and load their appliers; and a file system with
+//! calls that fail or wait ([`faults`]). For tests of this crate and of the service.
 
 pub mod faults;
 mod specs;

@@ -246,7 +246,7 @@ mutants! {
     BarrierForLatecomers = "barrier-for-latecomers";
     /// All elements of a block share Adam's step count, so that a block in two frames takes two steps.
     StepCountPerBlock = "step-count-per-block";
-    /// A redo record goes on to name step counts whose memory another block has got.
+    /// A redo record goes on to name step counts after another block has got their memory.
     StalePieceReplayed = "stale-piece-replayed";
     /// At a tick all elements of a block take a step, even those without a gradient.
     TickStepsWholeBlocks = "tick-steps-whole-blocks";

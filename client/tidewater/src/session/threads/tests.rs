@@ -1,6 +1,6 @@
 use super::*;
 
-/// A coordinator that awaits the successor of each server, and whose notice of it comes after `at`.
+/// A coordinator that awaits the successor of each server, with a notice of it that comes after `at`.
 struct Awaiting {
     at: Deadline,
     resumes: u64,
