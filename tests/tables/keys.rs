@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Expression, FunctionArgs, Missing, PullMode, PullOptions, ScanCursor,
-    SyncMode, Table, TableBuilder,
+    Client, ClientError, Expression, FunctionArgs, Missing, PullMode, PullOptions, PushEncoding,
+    PushOptions, ScanCursor, SyncMode, Table, TableBuilder,
 };
+use tidewater_engine::apply::command::Command;
+use tidewater_lanes::fabric::TransportKind::Tcp;
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
@@ -430,4 +432,50 @@ fn options_of_keys_need_sparse_tables() {
     ] {
         table.spec().validate().unwrap();
     }
+}
+
+/// A deletion that fails at one server has deleted the rows of the other: what encoded pushes of these rows have left
+/// out is not part of the new rows.
+#[test]
+fn failed_deletion_drops_residuals() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    let spec = TableBuilder::sparse::<f32>("t", 1).partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let owners = client.partition_owners(&table).unwrap();
+    let [near, far] = [0, 1].map(|server| {
+        let is_there = |&key: &u64| owners[partition_of_key(key, 2).0 as usize].server.0 == server;
+        (0..).find(is_there).unwrap()
+    });
+    let options = PushOptions::default().encoding(PushEncoding::Bf16);
+    // 257 becomes 256 in bf16, and 1 is left out.
+    let arrived = |client: &mut Client, value: f32| {
+        let pushed = client.push_rows_with(&table, &[near], &[value], PushOp::Sum, options);
+        client.wait_applied(&pushed.unwrap()).unwrap();
+        let mut out = [0.0];
+        let pull = PullOptions::default();
+        client.pull_rows(&table, &[near], &mut out, pull).unwrap();
+        out[0].to_bits()
+    };
+    assert_eq!(arrived(&mut client, 257.0), 256f32.to_bits());
+    let (holds, released) = std::sync::mpsc::channel::<()>();
+    let wait = Command::With(Box::new(move |_| {
+        assert!(released.recv().is_err(), "nothing is sent");
+    }));
+    cluster.servers[1].applier(0).send(wait).unwrap();
+    client.set_timeout(Duration::from_millis(100));
+    let full = loop {
+        match client.push_rows(&table, &[far], &[1.0], PushOp::Sum) {
+            Ok(_) => {}
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(full, ClientError::Deadline { .. }), "{full}");
+    let late = client.delete_keys(&table, &[near, far]).unwrap_err();
+    assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+    drop(holds);
+    client.set_timeout(Duration::from_secs(60));
+    client.flush().unwrap();
+    assert_eq!(client.exists(&table, &[near, far]).unwrap(), [false, true]);
+    assert_eq!(arrived(&mut client, 1.0), 1f32.to_bits());
 }

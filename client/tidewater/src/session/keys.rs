@@ -119,10 +119,18 @@ impl Client {
         self.lanes.counters.pushes += 1;
         let deadline = self.deadline();
         let sent = self.send_deletions(table.named(), keys, deadline);
-        let ticket = sent.map_err(|e| self.name_turns(Some(table.id()), e))?;
         let handle = table.named().handle.number();
-        self.feedback.forget_rows(handle, keys);
-        Ok(ticket)
+        match &sent {
+            Ok(_) => self.feedback.forget_rows(handle, keys),
+            // Frames that are built are sent later, and delete their rows.
+            Err(_) => {
+                let lanes = self.by_lane.iter().zip(&self.lane_next);
+                let built = lanes.flat_map(|(rows, &built)| rows.iter().take(size(built)));
+                let built: Vec<u64> = built.map(|&row| keys[row as usize]).collect();
+                self.feedback.forget_rows(handle, &built);
+            }
+        }
+        sent.map_err(|e| self.name_turns(Some(table.id()), e))
     }
 
     fn send_deletions(
@@ -137,13 +145,13 @@ impl Client {
         for rows in &mut self.by_lane {
             rows.clear();
         }
+        self.lane_next.fill(0);
         for (row, &key) in keys.iter().enumerate() {
             let lane = state.lane_of(key);
             let rows = lane.and_then(|lane| self.by_lane.get_mut(lane));
             let rows = rows.unwrap_or_else(|| unreachable!("key {key} has no lane"));
             rows.push(count(row));
         }
-        self.lane_next.fill(0);
         loop {
             self.lane_waits.fill(0);
             for (lane, rows) in self.by_lane.iter().enumerate() {
