@@ -50,6 +50,12 @@ pub fn slot_pieces(
     Some(pieces)
 }
 
+/// Number of pieces of at most `step` slots that [`slot_pieces`] makes.
+pub fn count_slot_pieces(slots: &[u64], step: u64) -> u64 {
+    let each = slots.iter().map(|slots| slots.div_ceil(step));
+    each.fold(0, u64::saturating_add)
+}
+
 /// Queues of indexes of `pieces`, one for each lane.
 pub fn by_lane(pieces: &[FramePiece], lanes: usize) -> Vec<VecDeque<usize>> {
     let mut queues = vec![VecDeque::new(); lanes];

@@ -377,7 +377,7 @@ impl Client {
             }
             (Shape::Sparse { .. }, None) => {
                 let slots = count_slots(&mut self.lanes, state, deadline)?;
-                slot_pieces(state, &slots)
+                slot_pieces(state, &slots).map_err(|what| state.wrong(op, what))?
             }
             (Shape::Dense { rows, cols, .. }, range) => {
                 let (end, what) = match state.is_blocks() {

@@ -13,7 +13,7 @@ use crate::lanes::{Lanes, Requests};
 use crate::pull;
 use crate::table::state::TableState;
 
-/// Most slots that a client accepts for a partition in a server's answer: it makes a piece for each 2,048 of them.
+/// Most slots that a client accepts for a partition in a server's answer.
 const SLOTS_MAX: u64 = u32::MAX as u64;
 
 pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) -> FrameHeader {
