@@ -162,6 +162,8 @@ fn late_pull_moves_to_next_buffer() {
     let mut first = vec![0.5; 1_000];
     let late = client.finish_pull(pull, &mut first).unwrap_err();
     assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+    // All frames are answered: the error names the server of the rows.
+    assert!(late.to_string().contains("rows of server"), "{late}");
     drop(held);
     client.set_timeout(LONG);
     let mut second = vec![0.5; 1_000];
@@ -177,6 +179,41 @@ const ELEMENTS: u64 = 40_000;
 fn ranges(client: &mut Client, name: &str) -> Table<f32> {
     let spec = TableBuilder::range::<f32>(name, ELEMENTS, 1).block_bytes(4 << 10);
     client.create_table(spec.partitions(6).spec()).unwrap()
+}
+
+/// Bytes of memory that this process uses.
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * rustix::param::page_size()
+}
+
+/// The memory of cancelled pulls is freed while no pull is finished.
+#[test]
+fn cancelled_pulls_keep_no_memory() {
+    const MIB: usize = 1 << 20;
+    let cluster = Cluster::start(Tcp, 1, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    client.set_timeout(LONG);
+    let spec = TableBuilder::range::<f32>("t", MIB as u64, 1);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    for flushes in [true, false] {
+        let before = resident_bytes();
+        for _ in 0..150 {
+            let pull = client.start_pull_range(&table, 0, MIB, PullOptions::default());
+            client.cancel_pull(pull.unwrap()).unwrap();
+            if flushes {
+                client.flush().unwrap();
+            }
+            // The applier answers meanwhile.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let grown = resident_bytes().saturating_sub(before) / MIB;
+        assert!(
+            grown < 250,
+            "{grown} MiB of 150 pulls of 4 MiB, flushes: {flushes}"
+        );
+    }
 }
 
 /// Ranges of every position, several under way, given up or finished in another order, hold what was pushed.

@@ -99,6 +99,8 @@ pub(crate) struct AsyncPulls {
     spare: Vec<AsyncPull>,
     spare_ranges: Vec<AsyncRange>,
     spare_parts: Vec<Part>,
+    /// Number of batches of cancelled pulls that have not arrived.
+    cancelled: usize,
 }
 
 /// Most rows of a part (the rows of a pull on one lane), and most keys of a pull, with memory that is kept for later
@@ -123,6 +125,7 @@ impl AsyncPulls {
         deadline: Deadline,
     ) -> Result<PullTicket, ClientError> {
         self.check_room(table)?;
+        self.drop_cancelled(lanes);
         self.next += 1;
         let mut pull = self.spare.pop().unwrap_or_default();
         (pull.number, pull.handle) = (self.next, Some(named.handle));
@@ -162,6 +165,7 @@ impl AsyncPulls {
         deadline: Deadline,
     ) -> Result<PullTicket, ClientError> {
         self.check_room(table)?;
+        self.drop_cancelled(lanes);
         self.next += 1;
         let mut range = self.spare_ranges.pop().unwrap_or_default();
         (range.number, range.handle) = (self.next, Some(request.named.handle));
@@ -238,9 +242,12 @@ impl AsyncPulls {
     pub(crate) fn cancel(&mut self, ticket: PullTicket) {
         if let Some(n) = self.position(ticket) {
             let pull = self.all.swap_remove(n);
+            let is_late = |part: &&Part| part.arrived.is_none();
+            self.cancelled += pull.parts.iter().filter(is_late).count();
             self.keep(pull);
         }
-        self.ranges.retain(|r| r.number != ticket.number);
+        let cancelled = self.ranges.extract_if(.., |r| r.number == ticket.number);
+        self.cancelled += cancelled.map(|range| range.under_way()).sum::<usize>();
     }
 
     /// Cancels every pull of one table handle.
@@ -266,6 +273,16 @@ impl AsyncPulls {
         }
     }
 
+    /// Receives and drops batches of cancelled pulls: a program may make no call that does, and their memory would
+    /// stay. Costs nothing without cancelled pulls.
+    fn drop_cancelled(&mut self, lanes: &mut Lanes) {
+        if self.cancelled > 0 {
+            // A lane that fails is marked as broken, and the call that uses it recovers it.
+            drop(lanes.poll());
+        }
+        self.collect(lanes);
+    }
+
     /// Moves the completed read batches of all lanes to the pulls that posted them, without waiting. Batches of ended
     /// pulls are dropped.
     fn collect(&mut self, lanes: &mut Lanes) {
@@ -278,8 +295,9 @@ impl AsyncPulls {
                     Some(part) => part.arrived = Some(batch),
                     None => {
                         let mut ranges = self.ranges.iter_mut();
-                        if let Some(range) = ranges.find(|r| r.number == number) {
-                            range.take(lane, batch);
+                        match ranges.find(|r| r.number == number) {
+                            Some(range) => range.take(lane, batch),
+                            None => self.cancelled = self.cancelled.saturating_sub(1),
                         }
                     }
                 }
@@ -297,10 +315,7 @@ impl AsyncPulls {
         let Some(n) = self.position(ticket) else {
             return true;
         };
-        let parts = &self.all[n].parts;
-        parts
-            .iter()
-            .all(|p| p.arrived.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
+        self.all[n].late_lane(lanes).is_none()
     }
 
     /// Blocks until a pull of rows has arrived, and writes its rows to `out`. Rows that fail validation are pulled
@@ -356,9 +371,17 @@ impl AsyncPulls {
         }
         if !self.is_ready(lanes, ticket) {
             let me = &mut *self;
-            lanes.wait("finish a pull", deadline, |lanes| {
+            let waited = lanes.wait("finish a pull", deadline, |lanes| {
                 Ok::<_, Interrupt>(me.is_ready(lanes, ticket).then_some(()))
-            })?;
+            });
+            let late = match (&waited, self.position(ticket)) {
+                (Err(ClientError::Deadline { .. }), Some(n)) => self.all[n].late_lane(lanes),
+                _ => None,
+            };
+            match late {
+                Some(lane) => return Err(lanes.late_read(lane)),
+                None => waited?,
+            }
         }
         let n = self.position(ticket).ok_or_else(|| no_such_pull(table))?;
         let pull = &mut self.all[n];
@@ -452,6 +475,15 @@ impl AsyncPull {
             out[at..at + row_bytes].copy_from_slice(bytes);
         }
         Ok(())
+    }
+
+    /// Lane of a part with reads under way: they have not arrived, and the lane was not replaced.
+    fn late_lane(&self, lanes: &mut Lanes) -> Option<usize> {
+        let mut parts = self.parts.iter();
+        let late = parts.find(|part| {
+            part.arrived.is_none() && lanes.get(part.lane).replies.replaced() == part.replaced
+        });
+        late.map(|part| part.lane)
     }
 
     /// Assigns the rows of the pull to one part for each lane. Rows without a known location go to `rest`, which is

@@ -79,6 +79,14 @@ impl AsyncRange {
         }
     }
 
+    /// Number of batches of reads that were posted and have not arrived.
+    pub(super) fn under_way(&self) -> usize {
+        self.reads
+            .iter()
+            .filter(|reads| reads.is_under_way())
+            .count()
+    }
+
     /// Whether all posted reads have arrived, or were lost with a replaced lane. Does not wait.
     pub(super) fn is_ready(&self, lanes: &mut Lanes) -> bool {
         let mut reads = self.reads.iter().enumerate();

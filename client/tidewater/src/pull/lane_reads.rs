@@ -160,6 +160,11 @@ impl LaneReads {
         }
     }
 
+    /// Whether a batch was posted and has not arrived, on whatever lane.
+    pub(super) const fn is_under_way(&self) -> bool {
+        self.tag.is_some() && self.arrived.is_none()
+    }
+
     /// Whether no posted read is in flight: the batch has arrived, none was posted, or the lane was replaced. Does
     /// not wait.
     pub(super) fn has_arrived(&self, lanes: &mut Lanes, lane: usize) -> bool {
