@@ -19,8 +19,8 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater::{
-    Client, ClientError, Expression, FunctionArgs, PullOptions, SyncMode, Table, TableBuilder,
-    Ticket,
+    Client, ClientError, Expression, FunctionArgs, PullOptions, PushBuffer, SyncMode, Table,
+    TableBuilder, Ticket,
 };
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::apply::engine::Engine;
@@ -33,6 +33,7 @@ use tidewater_lanes::fabric::{
 use tidewater_protocol::ids::{DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
@@ -693,4 +694,39 @@ fn held_pushes_leave_with_other_calls() {
         assert_eq!(pull(&mut client, &table, &[1]), [1.0 + 8.0 * 3.0 + 1.0]);
         client.finish().unwrap();
     }
+}
+
+/// The ticket of a push buffer drops the frames that are answered, while those of another server never are.
+#[test]
+fn buffer_ticket_stays_short() {
+    let cluster = Cluster::start(Shm, 2, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    let spec = TableBuilder::sparse::<i64>("sums", 1).partitions(2);
+    let table = client.create_table::<i64>(spec.spec()).unwrap();
+    let owners = client.partition_owners(&table).unwrap();
+    let [near, far] = [0, 1].map(|server| {
+        let is_there = |&key: &u64| owners[partition_of_key(key, 2).0 as usize].server.0 == server;
+        (0..).find(is_there).unwrap()
+    });
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let nap = Command::With(Box::new(move |_| released.recv().unwrap()));
+    cluster.servers[1].applier(0).send(nap).unwrap();
+    let mut buffer = PushBuffer::sum(&table).rows_max(1);
+    buffer.add(&mut client, &[far], &[1]).unwrap();
+    for _ in 0..50 {
+        buffer.add(&mut client, &[near], &[1]).unwrap();
+        // Its frame ends the run of those of the buffer.
+        let direct = client.push_rows(&table, &[near], &[1], PushOp::Sum);
+        client.wait_applied(&direct.unwrap()).unwrap();
+    }
+    release.send(()).unwrap();
+    let ticket = buffer.flush(&mut client).unwrap();
+    let runs = format!("{ticket:?}").matches("LaneSeqs").count();
+    assert!(runs < 10, "{runs} runs of frames");
+    client.wait_applied(&ticket).unwrap();
+    let (mut out, pull) = ([0; 2], PullOptions::default());
+    client
+        .pull_rows(&table, &[near, far], &mut out, pull)
+        .unwrap();
+    assert_eq!(out, [100, 1]);
 }

@@ -40,6 +40,15 @@ impl FrameRuns {
         }
     }
 
+    /// Removes the runs for which `keep` returns false.
+    pub fn retain(&mut self, mut keep: impl FnMut(LaneSeqs) -> bool) {
+        let mut kept = Self::default();
+        self.iter()
+            .filter(|&run| keep(run))
+            .for_each(|run| kept.add(run));
+        *self = kept;
+    }
+
     /// All runs, in the order in which they were begun.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = LaneSeqs> + '_ {
@@ -66,5 +75,19 @@ mod tests {
         let parts: Vec<_> = runs.iter().collect();
         assert_eq!(parts.len(), 7);
         assert!(parts.iter().all(|p| (p.first, p.last) == (1, 3)));
+    }
+    #[test]
+    fn removed_runs_leave_others_in_order() {
+        let mut runs = FrameRuns::default();
+        let run = |seq: u64| LaneSeqs {
+            lane: 0,
+            first: 10 * seq,
+            last: 10 * seq + 3,
+        };
+        (1..=9).for_each(|seq| runs.add(run(seq)));
+        runs.retain(|run| run.first % 20 != 0);
+        assert!(runs.iter().eq([1, 3, 5, 7, 9].map(run)));
+        runs.retain(|_| false);
+        assert_eq!(runs.iter().count(), 0);
     }
 }

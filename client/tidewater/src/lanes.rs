@@ -709,6 +709,26 @@ impl Lanes {
         }
         Some(refused.map_or(Ok(()), Err))
     }
+
+    /// Removes the runs of a ticket that the servers have answered, by what the lanes have received so far. Fails with
+    /// the first refusal among them, which then counts as claimed.
+    pub(crate) fn drop_answered(&mut self, ticket: &mut Ticket) -> Result<(), LaneRefusal> {
+        let mut refused = None;
+        ticket.retain(|run| {
+            let lane = run.lane as usize;
+            let Some(l) = self.all.get_mut(lane) else {
+                return false;
+            };
+            if l.ring.state().applied_seq < run.last {
+                return true;
+            }
+            let found = l.rejects.among(run.first, run.last);
+            let found = found.map(|refused| LaneRefusal { lane, refused });
+            refused = refused.take().or(found);
+            false
+        });
+        refused.map_or(Ok(()), Err)
+    }
 }
 
 /// Whether a server's refusal (unknown session, other epoch or incarnation) may follow from the restart of a server.

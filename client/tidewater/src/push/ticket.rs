@@ -80,6 +80,11 @@ impl Ticket {
         });
     }
 
+    /// Removes the runs of frames for which `keep` returns false.
+    pub(crate) fn retain(&mut self, keep: impl FnMut(LaneSeqs) -> bool) {
+        self.runs.retain(keep);
+    }
+
     pub(crate) fn parts(&self) -> impl Iterator<Item = LaneSeqs> + '_ {
         self.runs.iter()
     }

@@ -412,6 +412,13 @@ impl Client {
         }
     }
 
+    /// Removes the answered frames from a ticket of this client, so that it stays short. Fails with the first refusal
+    /// among them. Does not wait.
+    pub(super) fn drop_answered(&mut self, ticket: &mut Ticket) -> Result<(), ClientError> {
+        let answered = self.lanes.drop_answered(ticket);
+        answered.map_err(|refusal| self.refusal(Some(ticket.table()), refusal))
+    }
+
     /// Adds to a deadline error the ranks with an earlier turn in the open iteration: servers apply their pushes to
     /// `table` (`None`: to any table) before this client's.
     #[cold]

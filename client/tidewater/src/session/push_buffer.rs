@@ -219,10 +219,14 @@ impl<T: Element> PushBuffer<T> {
         rows
     }
 
-    /// Clears the buffer's ticket if its earlier pushes are applied, so that it stays short; while some are
-    /// unanswered it does nothing. Fails with their refusal, once. Does not wait.
+    /// Removes the applied pushes from the buffer's ticket, so that it stays short. Fails with their refusal, once.
+    /// Does not wait.
     fn settle(&mut self, client: &mut Client) -> Result<(), ClientError> {
-        match client.try_applied(&self.sent) {
+        let applied = match client.try_applied(&self.sent) {
+            Ok(false) => client.drop_answered(&mut self.sent).map(|()| false),
+            applied => applied,
+        };
+        match applied {
             Ok(false) => Ok(()),
             Ok(true) => {
                 self.sent = Ticket::default();
