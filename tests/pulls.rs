@@ -1,5 +1,6 @@
-//! Asynchronous pulls on the transports of the host: over sound lanes with servers that pause, and over
-//! lanes that fail.
+//! Asynchronous pulls on the transports of the host. (long: one job and carrier for all.)
+//!
+//! Over sound lanes with servers that pause, and over lanes that fail.
 
 #![allow(
     clippy::unwrap_used,

@@ -54,7 +54,7 @@ mod tests {
         let most = PIECES_MAX / 2 * per_frame(&table);
         let refused = slot_pieces(&table, &[most, most + 1]).unwrap_err();
         assert_eq!(refused, "16777217 frames; a call has at most 16777216");
-        let huge = slot_pieces(&table, &[u64::MAX; 1 << 17]).unwrap_err();
+        let huge = slot_pieces(&table, &vec![u64::MAX; 1 << 17]).unwrap_err();
         assert!(huge.contains("frames"), "{huge}");
         let few = slot_pieces(&table, &[0, 1]).unwrap().unwrap();
         assert_eq!((few[0].partition, few[0].count), (1, 1));
