@@ -98,13 +98,18 @@ pub(crate) fn read_lanes(
         }
     }
     let direct = direct.map(|(_, lane)| lane);
-    let most = lane_bytes(used);
+    let share = lane_bytes(used);
+    // The call waits a round trip for each part of the longest list, so its parts are larger.
+    let most = |lane| match Some(lane) == direct {
+        true => CALL_BYTES,
+        false => share,
+    };
     let in_turn = on(Mutant::LanesInTurn);
     let is_long = deadline.left() > COORDINATOR_LOOK && !in_turn;
     for (lane, of_lane) in reads.iter_mut().enumerate() {
         if Some(lane) != direct && !in_turn && travels(&(lane, of_lane), lanes) {
             let tag = lanes.read_tag();
-            of_lane.post(lanes, lane, tag, most)?;
+            of_lane.post(lanes, lane, tag, most(lane))?;
         }
     }
     // Mapped lanes do not wait.
@@ -112,7 +117,7 @@ pub(crate) fn read_lanes(
         if Some(lane) == direct || in_turn || lanes.is_mapped(lane) {
             if is_long && lanes.get(lane).lane().transport() == TransportKind::Tcp {
                 let tag = lanes.read_tag();
-                of_lane.post(lanes, lane, tag, most)?;
+                of_lane.post(lanes, lane, tag, most(lane))?;
                 of_lane.collect(lanes, lane, dest, deadline)?;
                 continue;
             }
@@ -128,7 +133,7 @@ pub(crate) fn read_lanes(
         for (lane, of_lane) in reads.iter_mut().enumerate() {
             if of_lane.posted.end < of_lane.ops.len() {
                 let tag = lanes.read_tag();
-                of_lane.post(lanes, lane, tag, most)?;
+                of_lane.post(lanes, lane, tag, most(lane))?;
                 done = false;
             }
         }
