@@ -26,7 +26,7 @@ fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
         if path.is_dir() {
             sources(&path, out);
         } else if path.extension().is_some_and(|e| e == "rs")
-            && !["tests", "samples"].contains(&stem)
+            && !["tests", "testing", "samples"].contains(&stem)
         {
             out.push(path);
         }
