@@ -2,9 +2,10 @@
 //! read, the [refusals](rejects) of its frames [in words](reject_text), the [replies] that they wait for, the
 //! [rows of one push](combine) before they are sent, what its [encoding leaves out](feedback), the
 //! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
-//! [versions] that a pull has read, the [frames](frame_runs) of a push, and the rows of [collective] calls. Also the [schedules](schedule) of
-//! rates, the [sizes](lane_memory) of rings and the rule of [slow](pace) workers; the [verdict](validation) on rows
-//! that were read, and the [pieces] of a table that frames of a function cover.
+//! [versions] that a pull has read, the [frames](frame_runs) of a push, and the rows of [collective] calls. Also the
+//! [schedules](schedule) of rates, the [sizes](lane_memory) of rings, the [bytes](in_flight) that a call reads ahead, and
+//! the rule of [slow](pace) workers; the [verdict](validation) on rows that were read, and the [pieces] of a table that
+//! frames of a function cover.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod combine;
 pub mod counters;
 pub mod feedback;
 pub mod frame_runs;
+pub mod in_flight;
 pub mod lane_memory;
 pub mod locations;
 pub mod pace;

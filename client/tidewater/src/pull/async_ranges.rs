@@ -4,13 +4,14 @@
 //! copied to the caller's memory and judged as those of a pull that waits: version words are read before the payload
 //! and, behind a fence, after it. Windows that do not fit, and blocks that a writer disturbed, are read then.
 
+use tidewater_bookkeeping::in_flight::lane_bytes;
 use tidewater_lanes::fabric::ReadBatch;
 use tidewater_protocol::mutants::{Mutant, on};
 
 use super::PullOptions;
 use super::batched_ranges::Window;
 use super::blocks::{BlockPull, RangePart};
-use super::lane_reads::{CallDest, LaneReads, lane_bytes};
+use super::lane_reads::{CallDest, LaneReads};
 use crate::error::ClientError;
 use crate::ids::HandleId;
 use crate::lanes::Lanes;

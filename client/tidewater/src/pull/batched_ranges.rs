@@ -12,6 +12,7 @@
 
 use std::ops::Range;
 
+use tidewater_bookkeeping::in_flight::lane_bytes;
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr, TransportKind};
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::layout::LINE_BYTES;
@@ -19,7 +20,7 @@ use tidewater_protocol::mutants::{Mutant, on};
 
 use super::Seen;
 use super::blocks::{BlockPull, RangePart};
-use super::lane_reads::{CallDest, LaneReads, lane_bytes, read_lanes};
+use super::lane_reads::{CallDest, LaneReads, read_lanes};
 use crate::error::ClientError;
 
 /// Payload bytes of a group of windows, all stages of which stand in one list of reads. In so few bytes, writers
