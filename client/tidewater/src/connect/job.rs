@@ -7,6 +7,7 @@ use tidewater_launch::rendezvous::Membership;
 use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::wire::control::{Members, ServerMember};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 #[cfg(feature = "embedded")]
@@ -294,11 +295,12 @@ impl Job {
         config.workers = joined.workers_expected;
         config.ring_bytes = ring_bytes;
         let workers = config.workers;
-        let threads = Threads {
+        let mut threads = Threads {
             servers: members.servers,
             config,
         };
-        let ThreadLinks { servers, parker } = threads.connect(0, deadline)?;
+        let opened = threads.connect_first(&mut coordinator, joined.servers_expected, deadline)?;
+        let ThreadLinks { servers, parker } = opened;
         let mut client = Client::from_parts(Parts {
             coordinator: Box::new(coordinator),
             servers,
@@ -325,6 +327,40 @@ impl Job {
 struct Threads {
     servers: Vec<ServerMember>,
     config: ConnectConfig,
+}
+
+impl Threads {
+    /// Opens the sessions of the first thread. Begins again with the members of now if a server was started again since
+    /// they were asked for.
+    fn connect_first(
+        &mut self,
+        coordinator: &mut NetCoordinatorLink,
+        expected: u32,
+        deadline: Deadline,
+    ) -> Result<ThreadLinks, ClientError> {
+        let mut again = false;
+        loop {
+            let opened = self.connect(0, deadline);
+            let Err(ClientError::Refused(Refusal { code, .. })) = &opened else {
+                return opened;
+            };
+            let is_old = matches!(
+                code,
+                RefusalCode::WrongEpoch | RefusalCode::WrongIncarnation
+            );
+            // By a session of the attempt before, while its server has not seen that it is closed.
+            let by_itself = again && *code == RefusalCode::RankTaken;
+            if deadline.passed() || !(is_old || by_itself) {
+                return opened;
+            }
+            again = true;
+            std::thread::sleep(Duration::from_millis(10));
+            let members = coordinator.wait_servers(expected, deadline)?;
+            self.config.epoch = members.epoch;
+            self.servers = members.servers;
+            self.servers.sort_by_key(|server| server.id);
+        }
+    }
 }
 
 impl ConnectThread for Threads {
