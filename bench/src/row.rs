@@ -40,9 +40,9 @@ pub struct Row {
     pub roofline: Option<Roofline>,
     /// Percent of the roofline: its time by ours for latency, our bytes by its bytes otherwise.
     pub eff_percent: Option<f64>,
-    /// Number of repeated reads.
+    /// Number of repeated reads. Not counted in rows of several workers: 0.
     pub retries: u64,
-    /// Number of pulls that the server had to finish.
+    /// Number of pulls that the server had to finish. Not counted in rows of several workers: 0.
     pub fallbacks: u64,
     /// Number of samples with compared values.
     pub checked: u64,

@@ -289,8 +289,8 @@ impl TableBuilder {
         self
     }
 
-    /// Makes pushes take effect at the tick of the table's domain: contributions of workers are reduced by `reduce`
-    /// in the order of their ranks.
+    /// Makes pushes take effect at the tick of the table's domain, in the order of rank and thread. `reduce` combines
+    /// gradients; sums are always added, and of assignments the last one wins.
     #[must_use]
     pub fn at_clock(mut self, reduce: Reduce) -> Self {
         self.0.effect = Apply::AtTick(reduce);

@@ -62,7 +62,7 @@ pub struct BlocksDescriptor {
     pub partition: PartitionId,
     /// Number of its first block.
     pub first_block: u64,
-    /// Number of blocks; 0 when the table has fewer blocks than partitions.
+    /// Number of blocks. It is 0 only for surplus partitions, in a table with fewer blocks than partitions.
     pub blocks: u64,
     /// Addresses of the first block in the first and the second buffer. The distance of two adjacent
     /// buffers is the same for all.

@@ -25,7 +25,8 @@ pub enum Hugepages {
     /// Choice of a program without a setting: as [`Self::Auto`], without the warning.
     #[default]
     Default,
-    /// Hugepages if the pool holds the complete capacity; otherwise ordinary pages and a warning.
+    /// Hugepages if the pool holds both memories of the server, twice the capacity, and the kernel provides them;
+    /// otherwise ordinary pages and a warning.
     Auto,
     /// Hugepages of this size, or an error without them.
     Of(Pages),

@@ -234,7 +234,7 @@ pub struct Coordinator {
     pub(super) phase: Phase,
     /// Reason why the cluster ends; empty while it runs.
     pub(super) stop_reason: String,
-    /// The rendezvous of a launch, under way or complete.
+    /// The rendezvous of a launch: under way, complete or failed. `None` if the coordinator was started without one.
     pub(super) gathering: Option<Gathering>,
     /// Workers that are being admitted to running jobs.
     pub(super) admissions: BTreeMap<u64, Admission>,
