@@ -54,8 +54,8 @@ pub const PARTITION_ELEMENTS: u64 = 1 << 19;
 pub const TABLES_MAX: usize = 1_024;
 /// Bytes of the smallest block of a range table: one page.
 pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
-/// Bytes of the largest block of a range table. A frame of 256 KiB carries less by its header, so such a block
-/// takes two frames.
+/// Bytes of the largest block of a range table. In a ring of default size such a block takes two frames, because a
+/// frame has at most a quarter of the ring, header included.
 pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
 /// Buffers of a table with snapshots by default, one for each version: one to read and one to build.
 pub const VERSIONS_DEFAULT: u32 = 2;
@@ -336,8 +336,8 @@ pub const READY_LINE_BYTES_MAX: usize = 512;
 pub const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
 /// Maximum bytes that an error quotes of a child's last stderr line. The start of the line is kept.
 pub const QUOTED_LINE_BYTES_MAX: usize = 400;
-/// Time after a process has failed for which the launcher collects further exits, to report the root cause. A
-/// process that ends because it lost another one may be seen to end first.
+/// Maximum time for which the launcher waits for further exits after a process ended with code 4 (it lost another
+/// process), to find the root cause. Other failures are reported at once.
 pub const BLAME_TIMEOUT: Duration = Duration::from_secs(3);
 
 "Control connections":

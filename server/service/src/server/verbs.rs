@@ -216,8 +216,8 @@ impl Verbs {
     }
 
     /// Prepares the verbs resources of a new session. `local` is the server address to which the client has
-    /// connected. The first session of a job on a device starts a thread that registers all exported server
-    /// memory.
+    /// connected. The first session of a job on an RDMA port (port and GID) starts a thread that registers all exported
+    /// server memory.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,

@@ -322,8 +322,8 @@ pub enum Command {
         dir: String,
         /// Each applier saves its share as it is when its minimums have reached these clocks.
         clocks: Vec<DomainClock>,
-        /// Whether the save is a checkpoint: clocks that are held go on once all appliers have the order, and
-        /// the wait for the clocks has no limit. [`Command::CancelSave`] ends it.
+        /// Whether the save is a checkpoint. Held clocks then go on once all appliers have the order, and appliers
+        /// may take any time to reach `clocks`; [`Command::CancelSave`] cancels it.
         checkpoint: bool,
     },
     /// Fills a table's partitions from all files that hold its rows. Answer: Done.
