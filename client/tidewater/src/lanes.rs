@@ -569,8 +569,7 @@ impl Lanes {
 
     /// Sends a request over a server's control link and returns the answer. Repeats it after a lost or restarted
     /// server, also at its successor, until `deadline` passes, the job ends, or an interrupt is requested; other
-    /// errors end it at once. The
-    /// request must be idempotent: an unanswered attempt may have been carried out.
+    /// errors end it at once. The request must be idempotent: an unanswered attempt may have been carried out.
     pub(crate) fn ask<T>(
         &mut self,
         server: usize,

@@ -522,6 +522,7 @@ impl Client {
     pub(super) fn live_workers(&mut self) -> Result<Vec<WorkerId>, ClientError> {
         let deadline = self.deadline();
         let live = self.lanes.members(0, DomainId(0), deadline)?;
+        // `None`: there is no server, and with it no job that has other workers.
         let live = live.unwrap_or_default();
         let mut ranks: Vec<WorkerId> = live.iter().map(|(t, _)| t.rank).collect();
         ranks.sort_unstable();

@@ -224,6 +224,7 @@ impl Control {
                     let _ = tx.send(());
                 }
                 ControlCommand::EndRank(job, rank, tx) => {
+                    // A caller that has gone needs no rings: the sessions end in any case.
                     let _ = tx.send(self.sessions.end_rank(job, rank));
                 }
                 ControlCommand::Stop => self.stopped = true,
