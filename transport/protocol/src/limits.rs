@@ -354,7 +354,7 @@ pub const UNAUTHENTICATED_BYTES_MAX: usize = 4 << 10;
 /// connection is closed, so that memory does not grow.
 pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
 /// Maximum bytes queued for a server at its coordinator, in place of [`CONTROL_QUEUE_BYTES_MAX`]. A server that takes
-/// over gets the orders of all tables at once: 1,024 of 4,096 listed partitions take 49 MiB.
+/// over gets the orders of all tables at once, and each of 4,096 listed partitions takes up to 16 bytes.
 pub const SERVER_QUEUE_BYTES_MAX: usize = 64 << 20;
 /// Maximum unread notices that a blocking control connection keeps. One more drops the oldest.
 pub const NOTICES_MAX: usize = 256;
