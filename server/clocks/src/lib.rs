@@ -1,4 +1,4 @@
-//! Clocks of the workers of one job, as one applier sees them; schedules of members. Pure. (long: with its tests.)
+//! Clocks and step times of the workers of one job, as one applier sees them; schedules of members. Pure. (long: with its tests.)
 //!
 //! The members are threads of workers. `clock(t)` is the number of ticks that thread `t` has completed.
 //! Only CLOCK frames move it, one at a time, in the order of their ring. So everything that the thread
@@ -10,6 +10,8 @@
 //! none goes back, and no turn passes to it: thread 0 comes before it and is at the same clock.
 
 pub mod membership;
+pub mod namespace;
+pub mod pace;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

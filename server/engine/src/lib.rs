@@ -14,6 +14,7 @@
 pub mod apply;
 pub mod functions;
 pub mod kernels;
-pub mod namespace;
 pub mod ring_reader;
 pub mod store;
+
+pub use tidewater_clocks::namespace;

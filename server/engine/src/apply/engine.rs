@@ -16,7 +16,6 @@ use tidewater_protocol::table::Optimizer;
 
 use super::Refusal;
 use super::function::FunctionRunner;
-use super::pace::Pace;
 use super::pending::Pending;
 use super::save::Save;
 use super::sums::Sums;
@@ -30,6 +29,7 @@ use crate::store::dense_blocks::PinRefusal;
 use crate::store::journal::Journal;
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
+use tidewater_clocks::pace::Pace;
 use tidewater_clocks::{ClockChange, Clocks, Moved};
 
 /// Outcome of a frame that was not refused: what the applier must send to the frame's client.

@@ -13,7 +13,6 @@ pub mod engine;
 mod expiry;
 mod function;
 mod gather;
-mod pace;
 pub mod pending;
 mod push;
 mod push_values;
