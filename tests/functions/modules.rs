@@ -307,6 +307,52 @@ fn loaded_function_is_of_its_job() {
     next.load_function("f", &number(4)).unwrap();
 }
 
+/// Over TCP an applier answers the reads of its clients. It does so too while a function runs that ends long after
+/// them.
+#[test]
+fn pulls_go_on_while_a_function_runs() {
+    let limits = Limits {
+        fuel: 5_000_000_000, // some three seconds
+        ..Limits::default()
+    };
+    let config = ClusterConfig {
+        workers: 2,
+        transport: TransportChoice::Tcp,
+        functions: ServerFunctions {
+            loader: Some(Arc::new(Modules::new(limits).unwrap())),
+            ..ServerFunctions::default()
+        },
+        ..ClusterConfig::default()
+    };
+    let job = JoinOptions::from(config).join().unwrap();
+    let job = job.into_job().unwrap();
+    let mut client = job.client_of(0, SyncMode::Asp).unwrap();
+    let table = range_table(&mut client, "t", &[1.0; 100]);
+    let mut caller = job.client_of(1, SyncMode::Asp).unwrap();
+    let called = caller.open_table::<f64>("t").unwrap();
+    let spin = update_of("(loop $l (br $l)) (i64.const 0)");
+    caller.load_function("spin", &spin).unwrap();
+    let one = FunctionArgs {
+        range: Some(0..1),
+        ..FunctionArgs::default()
+    };
+    let ticket = caller.call_update(&called, "spin", &[], &one).unwrap();
+    let mut out = [0.0; 100];
+    for _ in 0..500 {
+        client
+            .pull_range(&table, 0, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [1.0; 100]);
+    }
+    let ended = caller.try_applied(&ticket);
+    assert!(
+        matches!(ended, Ok(false)),
+        "the function ended before the pulls: {ended:?}"
+    );
+    let stopped = caller.wait_applied(&ticket).unwrap_err().to_string();
+    assert!(stopped.contains("fuel of"), "{stopped}");
+}
+
 /// Times of pulls while another client calls an endless loop again and again, by hand:
 /// `cargo test --release -p tidewater-tests --test functions -- --ignored --nocapture endless`.
 #[test]

@@ -191,7 +191,8 @@ impl From<FunctionError> for FunctionFailure {
 }
 
 /// Function as an applier runs it for a call by name: every [`Function`], or a loaded module with limits of
-/// its own. Promises and cost are those of [`Function`].
+/// its own. Promises and cost are those of [`Function`]. A function that may take longer than the copy of its
+/// piece calls `pause` now and then: the applier answers the reads of its clients meanwhile.
 pub trait ServerFunction: Send + Sync {
     /// Changes the elements of a piece in `target`, as [`Function::update`].
     ///
@@ -202,6 +203,7 @@ pub trait ServerFunction: Send + Sync {
         arguments: &[u8],
         piece: &Piece<'_>,
         target: ElementsMut<'_>,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure>;
 
     /// Reads the elements of a piece and appends its result, as [`Function::reduce`].
@@ -214,6 +216,7 @@ pub trait ServerFunction: Send + Sync {
         piece: &Piece<'_>,
         target: Elements<'_>,
         result: &mut Vec<u8>,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure>;
 }
 
@@ -223,6 +226,7 @@ impl<F: Function> ServerFunction for F {
         arguments: &[u8],
         piece: &Piece<'_>,
         target: ElementsMut<'_>,
+        _: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure> {
         Ok(Function::update(self, arguments, piece, target)?)
     }
@@ -233,6 +237,7 @@ impl<F: Function> ServerFunction for F {
         piece: &Piece<'_>,
         target: Elements<'_>,
         result: &mut Vec<u8>,
+        _: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure> {
         Ok(Function::reduce(self, arguments, piece, target, result)?)
     }

@@ -21,7 +21,9 @@ pub mod call_record;
 mod error;
 
 use std::error::Error;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use tidewater_engine::functions::{
     Elements, ElementsMut, FunctionFailure, FunctionLoader, NOT_PROVIDED, Piece, ServerFunction,
@@ -40,8 +42,13 @@ use error::{OverLimit, failure};
 const PAGE_BYTES: usize = 64 << 10;
 /// Most bytes of a reduction's result: what a reply carries.
 const RESULT_BYTES_MAX: usize = 64 << 10;
-/// Bytes of stack of a call. The stack is the applier's, which has 2 MiB.
+/// Bytes of stack of a call.
 const STACK_BYTES: usize = 256 << 10;
+/// Bytes of the stack that a call runs on, apart from the applier's: that of the module, and of the runtime below it.
+const CALL_STACK_BYTES: usize = 512 << 10;
+/// Fuel after which a call pauses, so that its applier can answer reads: 6 us of an endless loop. A lane that has been
+/// empty is looked at in each fourth pause.
+const FUEL_BETWEEN_PAUSES: u64 = 10_000;
 
 /// Limits of a module and of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +122,7 @@ impl Modules {
             .memory_may_move(false)
             .memory_init_cow(false)
             .max_wasm_stack(STACK_BYTES)
+            .async_stack_size(CALL_STACK_BYTES)
             .wasm_memory64(false)
             .wasm_multi_memory(false)
             .wasm_backtrace_max_frames(None)
@@ -164,7 +172,7 @@ impl Modules {
             reduce,
             limits: self.limits,
         };
-        match function.instantiate() {
+        match finish(function.instantiate(), &mut || ()) {
             Ok(_) => Ok(function),
             Err(failure) => Err(ModuleError::NotStarted(failure)),
         }
@@ -270,15 +278,32 @@ impl Ran {
     }
 }
 
+/// Runs a call to its end on this thread, and pauses whenever it yields.
+fn finish<T>(call: impl Future<Output = T>, pause: &mut dyn FnMut()) -> T {
+    let mut call = pin!(call);
+    // Nothing else than fuel makes a call yield, and it can go on at once.
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        match call.as_mut().poll(&mut context) {
+            Poll::Ready(done) => return done,
+            Poll::Pending => pause(),
+        }
+    }
+}
+
 impl WasmFunction {
     /// A new instance with the fuel of a call, of which its start function takes a part.
-    fn instantiate(&self) -> Result<Instance, FunctionFailure> {
+    async fn instantiate(&self) -> Result<Instance, FunctionFailure> {
         let failed = |error: wasmtime::Error| failure(&error, &self.limits);
         let engine = self.instance.module().engine();
         let mut store = Store::new(engine, Limiter(self.limits));
         store.limiter(|limiter| limiter);
         store.set_fuel(self.limits.fuel).map_err(failed)?;
-        let instance = self.instance.instantiate(&mut store).map_err(failed)?;
+        store
+            .fuel_async_yield_interval(Some(FUEL_BETWEEN_PAUSES))
+            .map_err(failed)?;
+        let instance = self.instance.instantiate_async(&mut store).await;
+        let instance = instance.map_err(failed)?;
         let memory = instance.get_module_export(&mut store, &self.memory);
         let Some(memory) = memory.and_then(wasmtime::Extern::into_memory) else {
             unreachable!("the export was found when the module was compiled");
@@ -290,8 +315,9 @@ impl WasmFunction {
         })
     }
 
-    /// Runs an entry on a piece, with room for a result of `result_bytes`.
-    fn run(
+    /// Runs an entry on a piece, with room for a result of `result_bytes`. Yields after
+    /// [`FUEL_BETWEEN_PAUSES`] units of fuel.
+    async fn run(
         &self,
         entry: Option<&ModuleExport>,
         arguments: &[u8],
@@ -307,7 +333,7 @@ impl WasmFunction {
             mut store,
             instance,
             memory,
-        } = self.instantiate()?;
+        } = self.instantiate().await?;
         let base = memory.data_size(&store);
         let placed = Placed::new(base, arguments, piece, target, result_bytes);
         let pages = (placed.end - base).div_ceil(PAGE_BYTES);
@@ -327,9 +353,9 @@ impl WasmFunction {
             unreachable!("the export was found when the module was compiled");
         };
         let entry = entry.typed::<i32, i64>(&store).map_err(failed)?;
-        let returned = entry.call(&mut store, placed.record as i32);
+        let returned = entry.call_async(&mut store, placed.record as i32);
         Ok(Ran {
-            returned: returned.map_err(failed)?,
+            returned: returned.await.map_err(failed)?,
             store,
             memory,
             placed,
@@ -343,9 +369,11 @@ impl ServerFunction for WasmFunction {
         arguments: &[u8],
         piece: &Piece<'_>,
         mut target: ElementsMut<'_>,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure> {
         let elements = target.as_elements();
-        let ran = self.run(self.update.as_ref(), arguments, piece, elements, 0)?;
+        let entry = self.update.as_ref();
+        let ran = finish(self.run(entry, arguments, piece, elements, 0), pause)?;
         if ran.returned != 0 {
             return Err(FunctionFailure {
                 problem: FunctionProblem::Refused,
@@ -363,9 +391,11 @@ impl ServerFunction for WasmFunction {
         piece: &Piece<'_>,
         target: Elements<'_>,
         result: &mut Vec<u8>,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), FunctionFailure> {
         let entry = self.reduce.as_ref();
-        let ran = self.run(entry, arguments, piece, target, RESULT_BYTES_MAX)?;
+        let run = self.run(entry, arguments, piece, target, RESULT_BYTES_MAX);
+        let ran = finish(run, pause)?;
         match usize::try_from(ran.returned) {
             Ok(len) if len <= RESULT_BYTES_MAX => {
                 result.extend_from_slice(ran.bytes(ran.placed.result, len));

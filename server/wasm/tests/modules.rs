@@ -50,14 +50,14 @@ fn piece<'a>(inputs: &'a [Elements<'a>]) -> Piece<'a> {
 /// Runs an update; the elements that it leaves.
 fn updated(function: &WasmFunction, values: &[f64]) -> Result<Vec<f64>, FunctionFailure> {
     let mut values = values.to_vec();
-    function.update(&[], &piece(&[]), ElementsMut::F64(&mut values))?;
+    function.update(&[], &piece(&[]), ElementsMut::F64(&mut values), &mut || ())?;
     Ok(values)
 }
 
 /// The failure of an update. Its elements stay as they are.
 fn failed(function: &WasmFunction) -> (FunctionProblem, u64) {
     let mut values = [1.5, -2.5];
-    let failure = function.update(&[], &piece(&[]), ElementsMut::F64(&mut values));
+    let failure = function.update(&[], &piece(&[]), ElementsMut::F64(&mut values), &mut || ());
     assert_eq!(values, [1.5, -2.5]);
     let FunctionFailure { problem, number } = failure.unwrap_err();
     (problem, number)
@@ -91,8 +91,14 @@ fn record_holds_the_call() {
     let inputs = [Elements::I32(&[77]), Elements::I32(&[1, -2])];
     let target = [0.5, -1.0, 3.0];
     let mut result = vec![9];
-    copy.reduce(b"abc", &piece(&inputs), Elements::F64(&target), &mut result)
-        .unwrap();
+    copy.reduce(
+        b"abc",
+        &piece(&inputs),
+        Elements::F64(&target),
+        &mut result,
+        &mut || (),
+    )
+    .unwrap();
     assert_eq!((result.len(), result[0]), (116, 9), "appended");
     let result = &result[1..];
     let word = |at: usize| u32::from_le_bytes(*result[at..].first_chunk().unwrap());
@@ -122,11 +128,11 @@ fn example_matches_local_computation() {
     let mut y: Vec<f64> = (0..1_000).map(|n| f64::from(n) / 3.0).collect();
     let expected: Vec<f64> = x.iter().zip(&y).map(|(x, y)| 0.1 * x + y).collect();
     let (a, inputs) = (0.1_f64.to_le_bytes(), [Elements::F64(&x)]);
-    axpy.update(&a, &piece(&inputs), ElementsMut::F64(&mut y))
+    axpy.update(&a, &piece(&inputs), ElementsMut::F64(&mut y), &mut || ())
         .unwrap();
     assert_eq!(y, expected);
     let mut sum = Vec::new();
-    axpy.reduce(&[], &piece(&[]), Elements::F64(&y), &mut sum)
+    axpy.reduce(&[], &piece(&[]), Elements::F64(&y), &mut sum, &mut || ())
         .unwrap();
     let expected: f64 = y.iter().fold(0.0, |sum, y| sum + y);
     assert_eq!(sum, expected.to_le_bytes());
@@ -136,12 +142,17 @@ fn example_matches_local_computation() {
             number,
         })
     };
-    let short = axpy.update(&a[1..], &piece(&inputs), ElementsMut::F64(&mut y));
+    let short = axpy.update(
+        &a[1..],
+        &piece(&inputs),
+        ElementsMut::F64(&mut y),
+        &mut || (),
+    );
     assert_eq!(short, refused(1));
-    let integers = axpy.reduce(&[], &piece(&[]), Elements::I64(&[1]), &mut sum);
+    let integers = axpy.reduce(&[], &piece(&[]), Elements::I64(&[1]), &mut sum, &mut || ());
     assert_eq!(integers, refused(2));
     let none = compile(&update_of("(i64.const 0)")).unwrap();
-    let reduced = none.reduce(&[], &piece(&[]), Elements::F64(&[]), &mut sum);
+    let reduced = none.reduce(&[], &piece(&[]), Elements::F64(&[]), &mut sum, &mut || ());
     assert_eq!(reduced, refused(NOT_PROVIDED));
 }
 
@@ -255,7 +266,13 @@ fn wrong_lengths_are_refused() {
         ))
         .unwrap();
         let mut result = Vec::new();
-        let reduced = reduce.reduce(&[], &piece(&[]), Elements::F32(&[]), &mut result);
+        let reduced = reduce.reduce(
+            &[],
+            &piece(&[]),
+            Elements::F32(&[]),
+            &mut result,
+            &mut || (),
+        );
         let reduced = reduced.map(|()| result.len());
         assert_eq!(
             reduced.map_err(|f| (f.problem, f.number)),
@@ -377,9 +394,20 @@ fn damaged_modules_never_panic() {
         };
         let (inputs, a) = ([Elements::F64(&[1.0, 2.0])], 2.0_f64.to_le_bytes());
         let mut values = [3.0, 4.0];
-        let updated = function.update(&a, &piece(&inputs), ElementsMut::F64(&mut values));
+        let updated = function.update(
+            &a,
+            &piece(&inputs),
+            ElementsMut::F64(&mut values),
+            &mut || (),
+        );
         let mut result = Vec::new();
-        let reduced = function.reduce(&a, &piece(&inputs), Elements::F64(&values), &mut result);
+        let reduced = function.reduce(
+            &a,
+            &piece(&inputs),
+            Elements::F64(&values),
+            &mut result,
+            &mut || (),
+        );
         match updated.is_ok() && reduced.is_ok() {
             true => ran += 1,
             false => failed += 1,

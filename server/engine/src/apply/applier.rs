@@ -41,6 +41,9 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Longest sleep of the applier's thread while a device (NIC) ends a lane, the connection of a session. The
 /// device does not wake the thread when the lane has ended, so the thread polls.
 const ENDING: Duration = Duration::from_millis(1);
+/// Number of rings from which on the client that has ticked last may run before the others are signalled: a
+/// signal is a system call over TCP, so that those of 200 observers take longer than its whole publication.
+const MANY_RINGS: usize = 8;
 
 /// One applier: the only writer of its partitions, with the push rings of its sessions and their lanes
 /// (connections). Runs on one thread.
@@ -282,7 +285,8 @@ impl Applier {
                 let _ = tx.send(());
             }
             Command::FinishTask(namespace, thread, task, tx) => {
-                self.engine.finish_task(namespace, thread, task);
+                let mut pause = || poll_lanes(&mut self.rings, &mut self.exports);
+                self.engine.finish_task(namespace, thread, task, &mut pause);
                 let _ = tx.send(());
             }
             Command::HoldClocks(namespace, tx) => {
@@ -438,11 +442,7 @@ impl Applier {
             return Ok(false);
         };
         let mut moved = polled.map_err(|e| e.to_string())?;
-        let clocks_moved = self.engine.moved.len();
         moved |= self.consume(n, APPLY_BATCH_BYTES, APPLY_BATCH_ROWS)?;
-        if self.engine.moved.len() > clocks_moved {
-            self.last_to_tick = n;
-        }
         if self.has_failed() {
             return Ok(true);
         }
@@ -519,7 +519,11 @@ impl Applier {
         if mutants::on(Mutant::CountedBeforeApplied) {
             self.rings[n].count_early(header);
         }
-        let done = match self.engine.frame(sender, header, payload) {
+        let mut pause = || poll_lanes(&mut self.rings, &mut self.exports);
+        let applied = self
+            .engine
+            .frame_with_pauses(sender, header, payload, &mut pause);
+        let done = match applied {
             Ok(Effect::Reply { count }) => {
                 let refusal = self.reply_too_large(n);
                 if header.user_tag != 0 {
@@ -531,7 +535,13 @@ impl Applier {
                 self.rings[n].waiting = Some(self.engine.changes());
                 return Ok(());
             }
-            Ok(Effect::Applied | Effect::Clock) => Done::Applied,
+            Ok(Effect::Clock) => {
+                if !self.engine.moved.is_empty() {
+                    self.last_to_tick = n;
+                }
+                Done::Applied
+            }
+            Ok(Effect::Applied) => Done::Applied,
             Err(refusal) => {
                 if header.user_tag != 0 {
                     self.reply(n, header, Some(refusal), 0)?;
@@ -601,7 +611,8 @@ impl Applier {
 
     /// Posts the minimum clocks that have moved to all clients of their jobs, as clock records. Returns
     /// whether any had moved. The client that moved a clock last comes first: the others wait for it in the
-    /// next iteration, too. A lane that fails is ended; its client recovers it.
+    /// next iteration, too. Where many others follow, it gets this core before they are signalled, if the
+    /// scheduler has put it here. A lane that fails is ended; its client recovers it.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
@@ -609,8 +620,13 @@ impl Applier {
             let line = self.engine.clock_line(namespace, domain);
             let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
             let last_to_tick = self.last_to_tick.min(self.rings.len());
+            let many = self.rings.len() >= MANY_RINGS;
             let (before, from) = self.rings.split_at_mut(last_to_tick);
-            for ring in from.iter_mut().chain(before).filter(of_job) {
+            let of_job = from.iter_mut().chain(before).filter(of_job);
+            for (n, ring) in of_job.enumerate() {
+                if n == 1 && many {
+                    std::thread::yield_now();
+                }
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
                 let posted = ring.post(mailbox_clock_at(domain.0), &bytes);
                 let sent = posted.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
@@ -634,6 +650,21 @@ impl Applier {
             ring.post(mailbox_clock_at(domain.0), &bytes)?;
         }
         Ok(())
+    }
+}
+
+/// Carries out what the clients have requested on all lanes while a function runs: without it, a carrier that has no
+/// device would answer no read meanwhile. Frames that arrive stay in their rings. A lane that fails begins to end, and
+/// its ring waits for the client's recovery.
+fn poll_lanes(rings: &mut [Ring], exports: &mut RegionTableView) {
+    if mutants::on(Mutant::FunctionHoldsReads) {
+        return;
+    }
+    for ring in rings {
+        if let Some(Err(e)) = ring.poll(exports) {
+            tracing::debug!(session = %ring.session, %e, "lane ended");
+            ring.end_port();
+        }
     }
 }
 

@@ -314,17 +314,31 @@ impl Engine {
         self.moved.retain(|key| key.namespace != namespace);
     }
 
-    /// Applies one frame that `sender` pushed, or holds it until its tick or task. Returns what the applier
-    /// must send to its client, or `Effect::Wait`.
+    /// Applies one frame as [`Engine::frame_with_pauses`], without pauses.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed, except that rows may have been created with their initial values,
-    /// and the frame has taken a number (lsn).
+    /// Those of [`Engine::frame_with_pauses`].
     pub fn frame(
         &mut self,
         sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        self.frame_with_pauses(sender, header, payload, &mut || ())
+    }
+
+    /// Applies one frame that `sender` pushed, or holds it until its tick or task. Returns what the applier
+    /// must send to its client, or `Effect::Wait`. A function from a module calls `pause` while it runs.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed, except that rows may have been created with their initial values,
+    /// and the frame has taken a number (lsn).
+    pub fn frame_with_pauses(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+        payload: &[u8],
+        pause: &mut dyn FnMut(),
     ) -> Result<Effect, Refusal> {
         if sender.is_observer() && !mutants::on(Mutant::ObserverPushes) {
             check_observer(header)?;
@@ -345,7 +359,7 @@ impl Engine {
             FrameKind::Clock => self.clock(sender, header),
             FrameKind::Settings => self.settings_frame(sender, header, payload),
             FrameKind::Pad => Ok(Effect::Applied),
-            FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload),
+            FrameKind::Update | FrameKind::Reduce => self.function(sender, header, payload, pause),
             FrameKind::Delete => self.delete_frame(sender, header, payload),
             FrameKind::Scan => self.scan(sender.namespace, header, payload),
             FrameKind::Pin | FrameKind::Unpin => self.pin(sender.namespace, header),

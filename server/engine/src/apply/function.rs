@@ -32,8 +32,9 @@ use crate::functions::{
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
 
-/// Number of elements of a range that an expression copies and evaluates at once: they stay in the cache.
-const ELEMENTS_AT_ONCE: usize = 4_096;
+/// Number of elements of a range that an expression copies and evaluates at once: those of three inputs stay in the
+/// first cache.
+const ELEMENTS_AT_ONCE: usize = 1_024;
 /// Largest result of a REDUCE function in bytes. It fits a reply slot.
 const RESULT_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES);
@@ -174,6 +175,7 @@ impl Engine {
         sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
+        pause: &mut dyn FnMut(),
     ) -> Result<Effect, Refusal> {
         let malformed = FunctionProblem::Malformed.with(payload.len() as u64);
         let call = FunctionCall::decode(payload).ok_or(malformed)?;
@@ -217,7 +219,7 @@ impl Engine {
             FunctionBody::NamedRows(rows) => self.span_of_rows(header, &rows, &spec)?,
             _ => self.span(header, &call, &spec)?,
         };
-        self.run_call(header, &call, &span, named)
+        self.run_call(header, &call, &span, named, pause)
     }
 
     /// Checks that the expression of a held UPDATE can be evaluated on the elements of its frame. Changes no
@@ -242,14 +244,17 @@ impl Engine {
     }
 
     /// Runs the function of a frame on its elements, which [`Self::span`] or [`Self::span_of_rows`] has
-    /// checked. `named` is the registered function; `None` for an expression.
+    /// checked. `named` is the registered or loaded function, which may call `pause`; `None` for an expression.
     pub(super) fn run_call(
         &mut self,
         header: &FrameHeader,
         call: &FunctionCall<'_>,
         span: &Span,
         named: Option<&dyn ServerFunction>,
+        pause: &mut dyn FnMut(),
     ) -> Result<Effect, Refusal> {
+        let mut named = named.map(|function| (function, pause));
+        let named = &mut named;
         let mut runner = std::mem::take(&mut self.functions);
         let done = match self.tables[&header.table].spec.dtype {
             DType::F32 => self.run(header, call, span, &mut runner.f32, named),
@@ -384,14 +389,16 @@ impl Engine {
         call: &FunctionCall<'_>,
         span: &Span,
         work: &mut Workspace<T>,
-        named: Option<&dyn ServerFunction>,
+        named: &mut Option<(&dyn ServerFunction, &mut dyn FnMut())>,
     ) -> Result<Effect, Refusal> {
         self.reply.clear();
         match (call.body, named) {
             (FunctionBody::Expression(program), _) => {
                 self.evaluate(header, call, program, span, work)?;
             }
-            (_, Some(function)) => self.call_named(header, call, function, span, work)?,
+            (_, Some((function, pause))) => {
+                self.call_named(header, call, *function, span, work, pause)?;
+            }
             (_, None) => unreachable!("slots are counted and names are found before"),
         }
         if header.kind == FrameKind::Update {
@@ -480,6 +487,7 @@ impl Engine {
         function: &dyn ServerFunction,
         span: &Span,
         work: &mut Workspace<T>,
+        pause: &mut dyn FnMut(),
     ) -> Result<(), Refusal> {
         for (n, &input) in call.tables[..call.inputs].iter().enumerate() {
             work.inputs[n].resize(span.elements, T::default());
@@ -511,8 +519,8 @@ impl Engine {
         let (out, reply) = (&mut work.out, &mut self.reply);
         // A panic leaves only private copies half changed, and these are dropped.
         let ran = catch_unwind(AssertUnwindSafe(|| match header.kind {
-            FrameKind::Update => function.update(arguments, &piece, T::elements_mut(out)),
-            _ => function.reduce(arguments, &piece, T::elements(out), reply),
+            FrameKind::Update => function.update(arguments, &piece, T::elements_mut(out), pause),
+            _ => function.reduce(arguments, &piece, T::elements(out), reply, pause),
         }));
         match ran {
             Ok(Ok(())) => Ok(()),

@@ -102,21 +102,27 @@ impl Engine {
     /// Applies the held pushes of delivery `task`, which the coordinator has declared finished. Pushes to
     /// tables with ticks become part of the thread's open iteration. No effect without such pushes, or when
     /// they were applied before. A push that fails stops the applier. Cost: that of all pushes of the task,
-    /// in one piece.
-    pub fn finish_task(&mut self, namespace: NamespaceId, thread: WorkerThread, task: u64) {
+    /// in one piece. Functions from modules call `pause` while they run.
+    pub fn finish_task(
+        &mut self,
+        namespace: NamespaceId,
+        thread: WorkerThread,
+        task: u64,
+        pause: &mut dyn FnMut(),
+    ) {
         for (key, stream) in self.pending.take_task(namespace, thread, task) {
             match key.domain {
-                None => self.apply_task(FrameSender { thread, namespace }, stream),
+                None => self.apply_task(FrameSender { thread, namespace }, stream, pause),
                 Some(domain) => self.join_task(DomainKey::new(namespace, domain), thread, stream),
             }
         }
     }
 
-    fn apply_task(&mut self, sender: FrameSender, stream: Stream) {
+    fn apply_task(&mut self, sender: FrameSender, stream: Stream, pause: &mut dyn FnMut()) {
         let mut payload = Vec::new();
         for held in stream.frames() {
             self.pending.payload(held, &mut payload);
-            match self.frame(sender, &held.header, &payload) {
+            match self.frame_with_pauses(sender, &held.header, &payload, pause) {
                 Ok(_)
                 | Err(RejectReason::TableReleased { .. } | RejectReason::UnknownTable { .. }) => {}
                 Err(reason) => self.fail(format_args!(

@@ -222,7 +222,7 @@ impl Engine {
     fn drop_tasks(&mut self, namespace: NamespaceId, rank: WorkerId) {
         for (thread, task) in self.pending.tasks_of(namespace, rank) {
             match mutants::on(Mutant::LostTaskApplied) {
-                true => self.finish_task(namespace, thread, task),
+                true => self.finish_task(namespace, thread, task, &mut || ()),
                 false => self.pending.drop_task(namespace, thread, task),
             }
         }

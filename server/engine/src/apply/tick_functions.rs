@@ -89,7 +89,7 @@ impl Engine {
         self.lsn += 1;
         let ran = self
             .span(header, &call, &spec)
-            .and_then(|span| self.run_call(header, &call, &span, None));
+            .and_then(|span| self.run_call(header, &call, &span, None, &mut || ()));
         if let Err(reason) = ran {
             self.fail(format_args!(
                 "a function of table {} that was accepted for iteration {} could not be run: {reason:?}",

@@ -506,12 +506,12 @@ fn tasks_of_threads_that_left_are_dropped() {
     assert!(engine.frame(first, &finish, &[]).is_ok());
     engine.tick_all();
     assert_eq!(engine.held_bytes(), 0, "dropped with their thread");
-    engine.finish_task(namespace, thread, 7);
+    engine.finish_task(namespace, thread, 7, &mut || ());
     assert_eq!(engine.failed, None);
 
     let mut engine = with_task();
     drop(engine.clocks(namespace).remove(WorkerId(0)));
-    engine.finish_task(namespace, thread, 7);
+    engine.finish_task(namespace, thread, 7, &mut || ());
     assert_eq!(engine.held_bytes(), 0, "no iteration to join");
     assert_eq!(engine.failed, None);
 }
