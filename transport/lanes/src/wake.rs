@@ -18,7 +18,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
-use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Eventfd that wakes one sleeping thread, which waits on it in its `Reactor`. Producers hold clones,
 /// which share the eventfd.
@@ -86,12 +86,18 @@ struct ReactorState {
     epoll: OwnedFd,
     /// Readiness of each registered descriptor; a token is an index here.
     registered: Mutex<Vec<Option<Readiness>>>,
-    /// Number of sleeps that have ended.
+    /// Number of sleeps and looks that have ended.
     sleeps: AtomicU64,
+    /// Number of registered descriptors with a [`Readiness`] flag.
+    flagged: AtomicUsize,
     /// Whether the thread never sleeps.
     awake: bool,
 }
 
+/// Greatest number of events that one system call returns.
+const EVENTS: usize = 32;
+/// Least number of descriptors for which one look at all of them costs less than a receive call on each.
+const MANY: usize = 4;
 /// Epoll token (user data of an event) of the thread's waker.
 const WAKER: u64 = u64::MAX;
 /// Epoll token of descriptors without a [`Readiness`] flag: their owners poll them after each wake-up
@@ -130,6 +136,7 @@ impl Reactor {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             registered: Mutex::default(),
             sleeps: AtomicU64::new(0),
+            flagged: AtomicUsize::new(0),
             awake,
         })))
     }
@@ -172,6 +179,7 @@ impl Reactor {
             Some(place) => *place = Some(readiness.clone()),
             None => all.push(Some(readiness.clone())),
         }
+        self.0.flagged.fetch_add(1, Ordering::Relaxed);
         Ok(readiness)
     }
 
@@ -214,15 +222,16 @@ impl Reactor {
     pub(crate) fn remove(&self, fd: impl AsFd, readiness: &Readiness) {
         // The kernel has already removed a descriptor that was closed.
         let _ = epoll::delete(&self.0.epoll, fd);
-        if let Some(place) = self.registered().get_mut(readiness.token as usize) {
-            *place = None;
+        if let Some(place) = self.registered().get_mut(readiness.token as usize)
+            && place.take().is_some()
+        {
+            self.0.flagged.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Blocks until a descriptor is ready or the timeout passes, and sets the [`Readiness`] flags of
     /// ready descriptors. Returns whether the waker was among them; its eventfd is not yet drained.
     fn sleep(&self, timeout: Duration) -> bool {
-        let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
         if timeout < PRECISE && !mutants::on(Mutant::SleepInMilliseconds) {
             let mut ready = [PollFd::new(&self.0.epoll, PollFlags::IN)];
@@ -230,8 +239,27 @@ impl Reactor {
             let _ = rustix::event::poll(&mut ready, Some(&rest));
             rest = timespec(Duration::ZERO);
         }
+        self.wait_ready(&rest)
+    }
+
+    /// Sets the [`Readiness`] flags of ready descriptors without blocking, by one system call for all. Afterwards the
+    /// flags are as after a sleep. Does nothing and returns false for so few descriptors that reading each of them
+    /// costs less.
+    pub(crate) fn look(&self) -> bool {
+        let many = self.0.flagged.load(Ordering::Relaxed) >= MANY;
+        if many {
+            // A wake-up stays pending: the eventfd is not drained.
+            self.wait_ready(&timespec(Duration::ZERO));
+        }
+        many
+    }
+
+    /// Waits for ready descriptors, sets their flags and returns whether the waker was among them. More than
+    /// [`EVENTS`] are left to the next call, which begins with them.
+    fn wait_ready(&self, timeout: &Timespec) -> bool {
+        let mut events = [std::mem::MaybeUninit::uninit(); EVENTS];
         // An interrupted or failed wait is a spurious wake-up: each owner polls again anyway.
-        let woken = epoll::wait(&self.0.epoll, &mut events, Some(&rest));
+        let woken = epoll::wait(&self.0.epoll, &mut events, Some(timeout));
         self.0.sleeps.fetch_add(1, Ordering::Relaxed);
         let mut is_woken = false;
         if let Ok((events, _)) = woken {
@@ -248,7 +276,7 @@ impl Reactor {
         is_woken
     }
 
-    /// Returns the number of sleeps that have ended. A descriptor had no input at the last sleep if that
+    /// Returns the number of sleeps and looks that have ended. A descriptor had no input at the last of them if that
     /// did not set its flag: its owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
@@ -517,48 +545,4 @@ impl Parker for OsParker {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    fn sleep(parker: &mut OsParker, time: Duration) -> Duration {
-        let begun = clock::now();
-        parker.prepare_park();
-        parker.park_until(Deadline::after(time));
-        parker.cancel_park();
-        clock::now() - begun
-    }
-
-    /// Tests that sleeps are timed in microseconds: of many sleeps of 50 us, five end within 1 ms.
-    /// Timeouts rounded up to whole milliseconds would never do so.
-    #[test]
-    fn some_sleep_of_50_us_ends_within_a_millisecond() {
-        let mut parker = OsParker::new(Duration::ZERO).unwrap();
-        let limit = Deadline::after(Duration::from_secs(20));
-        let mut shortest = Duration::MAX;
-        // A single short sleep may have been cut by an interruption.
-        let mut short = 0;
-        while short < 5 {
-            let slept = sleep(&mut parker, Duration::from_micros(50));
-            short += u32::from(slept < Duration::from_millis(1));
-            shortest = shortest.min(slept);
-            assert!(
-                !limit.passed(),
-                "{short} short sleeps, the shortest {shortest:?}"
-            );
-        }
-        assert!(shortest >= Duration::from_micros(50), "{shortest:?}");
-    }
-
-    #[test]
-    fn ring_in_a_short_sleep_is_taken_back() {
-        let mut parker = OsParker::new(Duration::ZERO).unwrap();
-        parker.waker().wake();
-        sleep(&mut parker, Duration::from_millis(1));
-        let left = rustix::io::read(parker.waker(), &mut [0; 8]);
-        assert_eq!(
-            left,
-            Err(rustix::io::Errno::AGAIN),
-            "the ring is still there"
-        );
-    }
-}
+mod tests;
