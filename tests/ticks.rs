@@ -1,10 +1,12 @@
-//! Values after a tick compared with hand-computed values: the mean, the order of operations and of
-//! ranks, and clock domains. One thread drives all workers, so that the schedule is fixed.
+//! (long: with a measurement.) Values after a tick compared with hand-computed values: the mean, the order of operations
+//! and of ranks, and clock domains. One thread drives all workers, so that the schedule is fixed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "a measurement prints its times")]
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::Cluster;
@@ -522,5 +524,86 @@ fn inputs_of_other_ticks_are_refused() {
         let refused = client.wait_applied(&ticket).unwrap_err();
         assert!(matches!(refused, ClientError::Rejected { .. }), "{refused}");
         assert!(refused.to_string().contains("input 1"), "{refused}");
+    }
+}
+
+/// Times of single pushes to a table without ticks while a tick of 2 million rows of another table is under way.
+#[test]
+#[ignore = "measures: --ignored --nocapture measure_large_tick"]
+fn measure_large_tick() {
+    use tidewater::{ClusterConfig, JoinOptions};
+    use tidewater_runtime::clock::now;
+    const ROWS: u64 = 2_000_000;
+    const AT_ONCE: u64 = 50_000;
+    let config = ClusterConfig {
+        workers: 2,
+        capacity: 4 << 30,
+        ..ClusterConfig::default()
+    };
+    let job = JoinOptions::from(config).join().unwrap();
+    let job = job.into_job().unwrap();
+    let mut ticker = job.client_of(0, SyncMode::Asp).unwrap();
+    let large = TableBuilder::sparse::<f32>("large", 8).at_clock(Reduce::Sum);
+    let large = ticker
+        .create_table::<f32>(large.optimizer(SGD).spec())
+        .unwrap();
+    let other = TableBuilder::sparse::<f32>("other", 8);
+    ticker.create_table::<f32>(other.spec()).unwrap();
+    let mut client = job.client_of(1, SyncMode::Asp).unwrap();
+    let other = client.open_table::<f32>("other").unwrap();
+    let push_all = |ticker: &mut Client| {
+        for first in (0..ROWS).step_by(AT_ONCE as usize) {
+            let keys: Vec<u64> = (first..first + AT_ONCE).collect();
+            let ones = vec![1.0; keys.len() * 8];
+            drop(
+                ticker
+                    .push_rows(&large, &keys, &ones, PushOp::Gradient)
+                    .unwrap(),
+            );
+        }
+        ticker.flush().unwrap();
+    };
+    // The first tick creates the rows.
+    for what in ["alone", "first tick", "second tick"] {
+        if what != "alone" {
+            push_all(&mut ticker);
+        }
+        let stop = AtomicBool::new(false);
+        let (took, mut pushes) = std::thread::scope(|scope| {
+            let client = &mut client;
+            let pusher = scope.spawn(|| {
+                if what != "alone" {
+                    client.tick_domain(DomainId(0)).unwrap();
+                }
+                let mut times = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let begun = now();
+                    let ticket = client.push_rows(&other, &[7], &[1.0; 8], PushOp::Sum);
+                    client.wait_applied(&ticket.unwrap()).unwrap();
+                    times.push(begun.elapsed());
+                }
+                times
+            });
+            std::thread::sleep(Duration::from_millis(500));
+            let begun = now();
+            match what {
+                "alone" => std::thread::sleep(Duration::from_secs(1)),
+                _ => {
+                    ticker.tick_domain(DomainId(0)).unwrap();
+                    ticker.flush().unwrap();
+                }
+            }
+            let took = begun.elapsed();
+            stop.store(true, Ordering::Relaxed);
+            (took, pusher.join().unwrap())
+        });
+        pushes.sort_unstable();
+        let at = |share: f64| pushes[(share * (pushes.len() - 1) as f64) as usize];
+        println!(
+            "{what}: {took:?}; pushes p50 {:?}, p99 {:?}, max {:?}",
+            at(0.5),
+            at(0.99),
+            at(1.0)
+        );
     }
 }

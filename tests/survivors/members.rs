@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidewater::{
     Client, ClientError, ClusterConfig, DomainId, Expression, FunctionArgs, Init, Optimizer,
-    PullMode, PullOptions, Reduction, SyncMode, TableBuilder, TransportChoice,
+    PullMode, PullOptions, Reduction, SyncMode, Table, TableBuilder, TransportChoice,
 };
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
@@ -21,9 +21,14 @@ const ELEMENTS_SEEN: u64 = 3_000;
 /// Pulls a snapshot of the published table and checks that it is of one tick.
 fn look(observer: &mut Client) -> f32 {
     let table = observer.open_table::<f32>("published").unwrap();
+    look_at(observer, &table)
+}
+
+/// Pulls a snapshot of an opened table and checks that it is of one tick.
+fn look_at(observer: &mut Client, table: &Table<f32>) -> f32 {
     let mut seen = vec![0.0; ELEMENTS_SEEN as usize];
     let options = PullOptions::default().mode(PullMode::Snapshot);
-    observer.pull_range(&table, 0, &mut seen, options).unwrap();
+    observer.pull_range(table, 0, &mut seen, options).unwrap();
     assert!(
         seen.iter().all(|value| *value == seen[0]),
         "{:?}",
@@ -131,7 +136,9 @@ fn measure_publisher_with_observers() {
                             let (mut version, mut seen) = (0, 0_u32);
                             while version < u64::from(TICKS) {
                                 let next = observer.wait_newer(&table, version, LONG).unwrap();
-                                assert!(next > version && look(&mut observer) >= next as f32);
+                                assert!(
+                                    next > version && look_at(&mut observer, &table) >= next as f32
+                                );
                                 version = next;
                                 seen += 1;
                             }
