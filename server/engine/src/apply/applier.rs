@@ -1,5 +1,5 @@
-//! (long: one loop of one thread.) The applier: one thread that owns partitions, their rings and lanes, and is the only writer of
-//! their rows.
+//! The applier: one thread that owns partitions, their rings and lanes. (long: one loop of one thread.)
+//! It is the only writer of their rows.
 //!
 //! [`Applier::step`] does a bounded amount of everything and never blocks; [`Applier::run`] steps,
 //! and sleeps when nothing moves. The simulator calls `step` itself.
@@ -56,13 +56,9 @@ pub struct Applier {
     /// Number of late frames in rings that were removed.
     late_frames_before: u64,
     commands: Receiver<Command>,
+    /// Payload of the frame that is being consumed. Working memory.
     payload: Vec<u8>,
-    /// Creates the successor of an applier that died with its process, from the server's memory alone: the
-    /// tables that outlive their process, and the push rings, which have no lanes (connections) yet. `inbox`
-    /// creates the inbox of a ring from its record. A ring continues as after any broken lane:
-    /// `Command::Recover` answers its position, `Command::AttachPort` brings its lane, and its client sends
-    /// again what was not applied. The caller resumes all appliers of a server before the first of them
-    /// steps.
+    /// Index in `rings` of the ring with the frame that moved a clock most recently.
     last_to_tick: usize,
     /// Commands that wait until the lane of their ring has ended, oldest first.
     ending: Vec<(SessionId, Ending)>,
@@ -121,10 +117,12 @@ impl Applier {
         }
     }
 
-    /// Creates the successor of a dead applier from the server's memory alone: the tables that outlive
-    /// their process, and the rings without lanes. `inbox` creates the inbox of a ring from its record. A
-    /// Publishes the state of ring `n` (last applied frame, read position) in its public status record only:
-    /// the ring has no lane, over which the client would get it. No effect once the applier has failed.
+    /// Creates the successor of an applier that died with its process, from the server's memory alone: the
+    /// tables that outlive their process, and the push rings, which have no lanes (connections) yet. `inbox`
+    /// creates the inbox of a ring from its record. A ring continues as after any broken lane:
+    /// `Command::Recover` answers its position, `Command::AttachPort` brings its lane, and its client sends
+    /// again what was not applied. The caller resumes all appliers of a server before the first of them
+    /// steps.
     ///
     /// Cost: reads and hashes each row of a sparse table, and makes its index.
     ///
@@ -422,8 +420,8 @@ impl Applier {
         }
     }
 
-    /// Publishes the state of ring `n` in server memory, for a ring without a lane to its client. No effect
-    /// once the applier has failed.
+    /// Publishes the state of ring `n` (last applied frame, read position) in its public status record only:
+    /// the ring has no lane, over which the client would get it. No effect once the applier has failed.
     fn publish_alone(&mut self, n: usize) {
         if self.has_failed() {
             return;

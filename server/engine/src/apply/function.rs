@@ -1,8 +1,8 @@
-//! Functions at the data: runs the function of an UPDATE or REDUCE frame on one piece of a partition. (long: one path for all kinds.)
+//! Functions at the data: runs the function of an UPDATE or REDUCE frame on a piece. (long: one path for all kinds.)
 //!
-//! A piece is copied out of the store, the function runs on the copy, and an update is stored as an
-//! assignment of the complete piece. So a function that fails changes nothing, an update follows the
-//! pushes of its ring and is applied once like them, and optimizer state follows as for an assignment.
+//! A piece is a part of one partition. It is copied out of the store, the function runs on the copy, and an
+//! update is stored as an assignment of the complete piece. So a function that fails changes nothing, an update
+//! follows the pushes of its ring and is applied once like them, and optimizer state follows as for an assignment.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

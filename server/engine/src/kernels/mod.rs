@@ -218,8 +218,9 @@ impl RowKernel {
     /// Returns the kernel with the learning rate of gradients multiplied by `factor`, which is finite and
     /// not below 0. Factor 1 gives the same bits. Everything else, state included, is as without a factor.
     ///
-    /// The rate is `lr`; of AdamW also that of its decay, and of proximal rules that of their threshold. FTRL has a rate for each element, `1 / ((beta +
-    /// sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g` to `z`, and `g^2` to `n`.
+    /// The rate is `lr`; of AdamW also that of its decay, and of proximal rules that of their threshold. FTRL has
+    /// a rate for each element, `1 / ((beta + sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g`
+    /// to `z`, and `g^2` to `n`.
     #[must_use]
     pub fn at_rate(mut self, factor: f64) -> Self {
         if let Some(number) = self.hyper.rule.get_mut(self.factor_at) {

@@ -3,8 +3,8 @@
 //! ```text
 //! u64 namespace | u64 domain | u64 iteration | u64 frame number before the tick | u64 position | 0
 //! ```
-//! The position is stored last. Rows of the tick have a name like those of a push while they are stepped: of the
-//! position that is noted and that of the name the later one holds.
+//! The position is stored last. Rows of the tick have a name like those of a push while they are stepped. Of the
+//! position that is noted and that of the name, the later one holds.
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_runtime::mem::WordsMut;

@@ -1,4 +1,4 @@
-//! Extents: slabs of rows that never move, with their keys and optimizer state in private memory. (long: with its tests.)
+//! Extents: slabs of rows that never move, with keys and optimizer state in private memory. (long: with its tests.)
 //!
 //! Each slot has a row in public memory and a record in private memory: its key (8 bytes), then the
 //! optimizer state of the row, to a multiple of 8. Slots of all extents are numbered in 32 bits for

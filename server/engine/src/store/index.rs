@@ -1,5 +1,5 @@
-//! (long: with its tests.) Index of a table on one applier: u64 key to slot number, open addressing with linear probing in
-//! private memory.
+//! Index of a table on one applier: u64 key to slot number. (long: with its tests.)
+//! Open addressing with linear probing, in private memory.
 //!
 //! A bucket has four bytes: a slot number from 1, under as many bits of the key's hash as there is
 //! room for (the tag). 0 is an empty bucket. The key itself is in the slot's record, which the

@@ -19,9 +19,9 @@ pub(super) struct RowSlab {
 ///
 /// A Hogwild pull accepts rows without their checksum and relies on one row of each applier, the
 /// sentinel row, which it validates last. If that is valid, no other row of the call may hold bytes
-/// of the memory's next owner. The other half of this protocol is in the client: `witnesses_hold`
+/// of the memory's next owner. The other half of this protocol is in the client: `sentinels_match`
 /// in `client/tidewater/src/pull/direct.rs` (mapped memory: `read_fence`, then the sentinel row)
-/// and `put_witness_last` in `client/tidewater/src/pull/rows.rs` (a READ flagged `fence`, F03).
+/// and `put_sentinel_last` in `client/tidewater/src/pull/rows.rs` (a READ flagged `fence`, F03).
 ///
 /// 1. All version words of the share are 0 (stores V) before the first block is freed.
 /// 2. `Arena::free` and `Arena::alloc` of the same block are ordered by the arena's lock. A block
