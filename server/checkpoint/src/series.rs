@@ -164,8 +164,8 @@ pub fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
 }
 
 /// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay,
-/// and so do those with higher numbers than `current`, those that a load reads, and those that cannot be read. Failures are
-/// logged.
+/// and so do those with higher numbers than `current`, those that a load reads, and those that cannot be read.
+/// Failures are logged.
 pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
         return;

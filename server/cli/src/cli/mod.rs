@@ -205,14 +205,14 @@ fn report_unknown_variables() {
     }
 }
 
-/// Parses a whole number of seconds, or one with a unit: ms, s, m, h.
-/// A lease: 1 s to 1 h.
+/// Parses the time of a lease, 1 s to 1 h, in the form that [`parse_duration`] reads.
 fn parse_lease(text: &str) -> Result<Duration, &'static str> {
     let lease = parse_duration(text)?;
     let fits = (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&lease);
     fits.then_some(lease).ok_or("a lease has 1s to 1h")
 }
 
+/// Parses a whole number of seconds, or one with a unit: ms, s, m, h.
 fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();

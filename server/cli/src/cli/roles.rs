@@ -165,7 +165,7 @@ pub(crate) struct ServerArgs {
     rdma_device: Option<RdmaDevice>,
     #[command(flatten)]
     fabric: FabricSettings,
-    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
+    /// Pages of the memory of --capacity: auto (hugepages if they hold all of it), 2M, 1G or off.
     /// Hugepages are all allocated at the start [default: auto, without a warning where it takes
     /// ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]

@@ -63,7 +63,7 @@ pub(crate) struct ServeArgs {
     rdma_device: Option<RdmaDevice>,
     #[command(flatten)]
     fabric: FabricSettings,
-    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
+    /// Pages of the memory of --capacity: auto (hugepages if they hold all of it), 2M, 1G or off
     /// [default: auto, without a warning where it takes ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]
     hugepages: Option<Hugepages>,

@@ -1,5 +1,5 @@
-//! Saves and loads of a job's tables: the orders to the servers, their sequence, and what happens (long: the steps of one operation.)
-//! when a server cannot carry one out.
+//! Saves and loads of a job's tables: orders to the servers and their sequence. (long: the steps of one operation.)
+//! If a server cannot carry an order out, the module ends the operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The coordinator without its sockets: messages and the passing of time in, actions out. (long: all requests, answers and orders pass it.)
+//! The coordinator without its sockets: messages and time in, actions out. (long: all requests and answers pass it.)
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

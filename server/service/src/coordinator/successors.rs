@@ -1,4 +1,4 @@
-//! Restart of servers: the wait for a server's successor, and the jobs that then begin again. (long: one state machine.)
+//! Restart of servers: the wait for a server's successor, and jobs that then begin again. (long: one state machine.)
 //!
 //! A server with a holder (`tidewater server --restarts N`) that is ended by a signal is awaited for
 //! [`SUCCESSOR_TIMEOUT`]. Its successor begins without memory, so every table with a part on it has lost rows.

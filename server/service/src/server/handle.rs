@@ -1,4 +1,4 @@
-//! The handle of other threads on a server: tables, workers, the appliers themselves. (long: one handle for all orders.)
+//! The handle of other threads on a server: tables, workers, the appliers. (long: one handle for all orders.)
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
