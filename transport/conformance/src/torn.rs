@@ -1,4 +1,4 @@
-//! Torn rows: a writer rewrites lane-equality rows at full speed; a reader accepts only rows with a
+//! Torn rows: a writer rewrites rows of equal elements at full speed; a reader accepts only rows with a
 //! matching checksum. No accepted row may be a mixture, and some rows must have been refused.
 
 use std::sync::{Mutex, OnceLock};

@@ -123,9 +123,7 @@ impl RegisteredRegion {
 /// can address it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
     /// Registers the range `export`, entry `index` of the table, with the device, so that peers can
-    /// access it by `key`. Cost: the pinning of its pages. If another registrar refuses the entry, its
-    /// key is not given out. The table then calls again for the next range at that index, which replaces
-    /// this one.
+    /// access it by `key`. Cost: the pinning of its pages.
     ///
     /// Called once for each entry, unless another registrar refuses the entry afterwards. The table then
     /// gives out no key and calls again with the same index for its next range, maybe with the same key.

@@ -9,9 +9,10 @@
 //! `ibv_create_cq_ex`) are broken in `rdma-sys` 0.3 and in rxe's provider before rdma-core 61, and are
 //! not used at all.
 //!
-//! # Safety The functions are unsafe for one reason. A pointer argument must be an object of libibverbs
-//! that its creating call returned and that has not been destroyed. Memory arguments must be valid for
-//! the call. A function documents more only where it requires more.
+//! # Safety
+//! The functions are unsafe for one reason. A pointer argument must be an object of libibverbs that its
+//! creating call returned and that has not been destroyed. Memory arguments must be valid for the call. A
+//! function documents more only where it requires more.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};

@@ -113,8 +113,9 @@ impl VerbsServerLane {
     /// the answer to the client. Tails are polled where the notifier's thread never sleeps, and otherwise
     /// signalled (ADR 0022). Atomics are granted where the client asks for them and the device has them.
     /// The lane belongs to the notifier's thread; `peer` names the client in errors. The inbox must
-    /// begin at a page of its memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
-    /// only, but the kernel may search for a second for the route to an address that does not answer.
+    /// begin at a page of its memory. Cost: some ten system calls and the pinning of the inbox. It waits for
+    /// its own device only, but the kernel may search for a second for the route to an address that does not
+    /// answer.
     ///
     /// # Errors
     /// [`VerbsError`]: the client's values are impossible, there is no route to it, or the device or

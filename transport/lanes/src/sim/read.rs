@@ -46,9 +46,9 @@ struct Done {
     nth: usize,
     op: ReadOp,
     data: Vec<u8>,
-    /// Whether the read was offered to a unpacker.
+    /// Whether the read was offered to an unpacker.
     offered: bool,
-    /// Whether a unpacker has the read: it is not placed.
+    /// Whether an unpacker has the read: it is not placed.
     taken: bool,
 }
 

@@ -8,8 +8,8 @@
 //! +64 payload, padded with zeros to a multiple of 64
 //! ```
 //! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows, 10 a
-//! weight follows the values, 11-12 encoding of the values, 13 part of a task. The rest must be zero. A PAD frame is its
-//! header only and uses up no sequence number.
+//! weight follows the values, 11-12 encoding of the values, 13 part of a task. The rest must be zero. A PAD frame is
+//! its header only and uses up no sequence number.
 
 use super::encoding::EncodingCode;
 use super::hash::H64;
