@@ -67,6 +67,8 @@ mutants! {
     FirstFinishesAlone = "first-finishes-alone";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
+    /// The journal of an applier takes a new block each time it is full.
+    JournalTakesMemory = "journal-takes-memory";
     /// An applier answers no reads while a function runs.
     FunctionHoldsReads = "function-holds-reads";
     /// A function on a table of ticks takes effect on arrival.

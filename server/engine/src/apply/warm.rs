@@ -356,7 +356,8 @@ impl Engine {
             })?;
             replayed.replay(entry, &workers);
         }
-        let mut kept = [Vec::new(), vec![redo.block(), journal.block()]];
+        let own = std::iter::once(redo.block()).chain(journal.blocks());
+        let mut kept = [Vec::new(), own.collect()];
         let mut engine = Self::of_parts(Arc::clone(memory), applier, redo, Some(journal));
         engine.lsn = lsn.max(closing.lsn);
         engine.closing = CloseProgress::resume(closing);

@@ -2,8 +2,9 @@
 //!
 //! Entries are bytes to this module. They are numbered without gaps, and each has a checksum over number,
 //! length and bytes: an entry that was cut by a death does not count, and ends the journal. When a block is
-//! full, the state so far is written to a new block, which counts once its last entry is there. Until then
-//! the old block is the journal.
+//! full, the state so far is written to another block, which counts once its last entry is there. Until then
+//! the old block is the journal. The journal keeps that block, so that it goes on where memory is used up. Entries
+//! from the block's earlier use have smaller numbers and do not count.
 //!
 //! ```text
 //! entry   u64 number | u64 bytes | u64 checksum | bytes, to a multiple of 8
@@ -30,6 +31,8 @@ pub(crate) struct Journal {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
     block: Block,
+    /// Block to which the journal moves next, unless it needs a larger one; `None` where there was no memory for it.
+    spare: Option<Block>,
     /// Byte offset of the next entry in the block.
     at: usize,
     /// Number of the next entry, from 1.
@@ -37,7 +40,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal without entries for an applier, in a new block of private memory.
+    /// Creates a journal without entries for an applier, in new blocks of private memory.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -47,6 +50,7 @@ impl Journal {
             memory: Arc::clone(memory),
             owner,
             block: memory.private.alloc(BLOCK_BYTES, owner)?,
+            spare: Some(memory.private.alloc(BLOCK_BYTES, owner)?),
             at: 0,
             next: 1,
         };
@@ -63,10 +67,12 @@ impl Journal {
     ) -> Result<(Self, Vec<Vec<u8>>), ResumeError> {
         let owner = owner(applier);
         let mut found = Vec::new();
+        let mut blocks = Vec::new();
         for (block, words) in memory.private.directory()? {
             if BlockOwner::of_words(words) != Some(owner) {
                 continue;
             }
+            blocks.push(block);
             found.extend(read(memory, block)?.map(|read| (block, read)));
         }
         let newest = found.into_iter().max_by_key(|(_, read)| read.first);
@@ -75,19 +81,21 @@ impl Journal {
             return Err(ResumeError::Damaged { what });
         };
         let (next, at) = (read.first + read.entries, read.end);
+        let others = blocks.into_iter().filter(|other| *other != block);
         let journal = Self {
             memory: Arc::clone(memory),
             owner,
             block,
+            spare: others.max_by_key(|other| other.len),
             at,
             next,
         };
         Ok((journal, read.state))
     }
 
-    /// Returns the memory block that holds the journal.
-    pub(crate) const fn block(&self) -> Block {
-        self.block
+    /// Returns the memory blocks of the journal: the one that holds it, and the one it moves to next.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Block> {
+        std::iter::once(self.block).chain(self.spare)
     }
 
     /// Appends an entry to the journal. Returns false, with nothing written, if the journal's block has no
@@ -103,23 +111,45 @@ impl Journal {
         Ok(has_room)
     }
 
-    /// Moves the journal to a new block that begins with the entries `state`, which replace all entries so
+    /// Moves the journal to another block that begins with the entries `state`, which replace all entries so
     /// far. The block has at least twice the size of `state` and `entry` together: the caller appends `entry`
-    /// afterwards, which then has room.
+    /// afterwards, which then has room. Takes new memory only if the spare block is smaller than that.
     ///
     /// # Errors
-    /// [`StoreError`] when memory is used up; the journal is as it was.
+    /// [`StoreError`] when memory is used up and the spare block is too small; the journal is as it was.
     pub(crate) fn renew(&mut self, state: &[Vec<u8>], entry: &[u8]) -> Result<(), StoreError> {
         let needed: usize = state.iter().map(|entry| bytes_of(entry)).sum();
         let bytes = 2 * (needed + 2 * HEADER_BYTES + bytes_of(entry));
         let bytes = bytes.next_power_of_two().max(BLOCK_BYTES);
-        let block = self.memory.private.alloc(bytes, self.owner)?;
+        let private = &Arc::clone(&self.memory).private;
+        let (block, smaller) = match self.spare.take() {
+            Some(spare) if spare.len >= bytes && !mutants::on(Mutant::JournalTakesMemory) => {
+                (spare, None)
+            }
+            smaller => match private.alloc(bytes, self.owner) {
+                Ok(block) => (block, smaller),
+                Err(e) => {
+                    self.spare = smaller;
+                    return Err(e);
+                }
+            },
+        };
         let old = std::mem::replace(&mut self.block, block);
         self.at = 0;
         self.write(&[])?;
         state.iter().try_for_each(|entry| self.write(entry))?;
         self.write(&[])?;
-        self.memory.private.free(old)
+        self.spare = Some(old);
+        if old.len < block.len {
+            // The state has grown: the next block has to be as large.
+            for block in [Some(old), smaller].into_iter().flatten() {
+                private.free(block)?;
+            }
+            self.spare = private.alloc(block.len, self.owner).ok();
+        } else if let Some(smaller) = smaller {
+            private.free(smaller)?;
+        }
+        Ok(())
     }
 
     fn write(&mut self, entry: &[u8]) -> Result<(), StoreError> {
@@ -235,6 +265,41 @@ mod tests {
         assert_eq!(resumed(&memory), all);
     }
 
+    /// A journal moves between its two blocks when no memory is left, also after a death.
+    #[test]
+    fn journal_goes_on_where_memory_is_used_up() {
+        let memory = Arc::new(ServerMemory::new(16 << 20, Incarnation(7)).unwrap());
+        let mut journal = Journal::new(&memory, 3).unwrap();
+        let of_index = BlockOwner {
+            kind: BlockKind::Index,
+            ..owner(9)
+        };
+        for bits in (6..24).rev() {
+            while memory.private.alloc(1 << bits, of_index).is_ok() {}
+        }
+        let state = entries(20);
+        let mut moves = 0;
+        for n in 0..10_000_u64 {
+            let entry = n.to_le_bytes();
+            if !journal.append(&entry).unwrap() {
+                journal.renew(&state, &entry).unwrap();
+                assert!(journal.append(&entry).unwrap());
+                moves += 1;
+                let mut found = resumed(&memory);
+                assert_eq!(found.pop(), Some(entry.to_vec()));
+                assert_eq!(found, state);
+                (journal, _) = Journal::resume(&memory, 3).unwrap();
+            }
+        }
+        assert!(moves > 2, "{moves}");
+        // A state that needs a larger block is refused, and changes nothing.
+        let large = vec![vec![1; BLOCK_BYTES]];
+        let before = resumed(&memory);
+        assert!(journal.renew(&large, &[2]).is_err());
+        assert_eq!(resumed(&memory), before);
+        assert!(journal.append(&[3]).unwrap());
+    }
+
     /// A journal that is cut after any word has the entries before the one that was cut.
     #[cfg(feature = "mutants")]
     #[test]
@@ -245,6 +310,12 @@ mod tests {
                 let memory = Arc::new(ServerMemory::new(16 << 20, Incarnation(7)).unwrap());
                 let mut journal = Journal::new(&memory, 3).unwrap();
                 let before = entries(5);
+                // Both blocks have entries of their earlier use.
+                for _ in 0..2 {
+                    journal.renew(&entries(3), &[]).unwrap();
+                    assert!(journal.append(&[7; 40]).unwrap());
+                }
+                journal.renew(&[], &[]).unwrap();
                 for entry in &before {
                     assert!(journal.append(entry).unwrap());
                 }
