@@ -222,7 +222,7 @@ fn chaos_keeps_its_promises() {
     let (html, record) = (dir.path().join("chaos.html"), dir.path().join("chaos.json"));
     let (length, value) = match std::env::var_os("TIDEWATER_TEST_FULL") {
         Some(_) => ("--minutes", "30"),
-        None => ("--rounds", "13"),
+        None => ("--rounds", "16"),
     };
     let files = [&html, &record].map(|path| path.to_str().unwrap());
     let args = ["chaos", "--seed", "3", length, value];
@@ -232,10 +232,10 @@ fn chaos_keeps_its_promises() {
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
     let run = json(&record);
     let records = run["records"].as_array().unwrap();
-    assert!(records.len() >= 13, "{run}");
+    assert!(records.len() >= 16, "{run}");
     let broken = records.iter().find(|record| !record["broken"].is_null());
     assert_eq!(broken, None);
-    for setup in ["held servers", "checkpoints", "plain"] {
+    for setup in ["held servers", "checkpoints", "plain", "warm servers"] {
         assert!(records.iter().any(|it| it["setup"] == setup), "{run}");
     }
     // What dies is known, what comes back has acknowledgements, and what survives has an exact ledger.

@@ -106,7 +106,7 @@ impl FaultCluster {
             .arg(number.to_string())
             .args(["--coordinator", &self.address, "--token-file"])
             .arg(self.dir.join("token"));
-        if self.shape.setup == Setup::Held {
+        if self.shape.setup.has_holders() {
             server.args(["--restarts", "1000000"]);
         }
         let log = append(&self.dir.join(server_log(number)))?;
@@ -136,6 +136,9 @@ impl FaultCluster {
             .args(["--transport", self.shape.transport.name()]);
         if rank == 0 {
             command.arg("--saves").arg(self.saves());
+        }
+        if self.shape.setup == Setup::Warm {
+            command.arg("--warm");
         }
         let log = append(&self.dir.join(worker_log(rank)))?;
         let child = command
@@ -249,11 +252,9 @@ impl FaultCluster {
 
     /// Kills a server process, or the one of a holder.
     pub(super) fn kill_server(&mut self, number: u32) -> Result<(), BenchError> {
-        match self.shape.setup {
-            Setup::Held => {
-                super::host::signal(self.server_pid(number)?, rustix::process::Signal::KILL)
-            }
-            _ => self.kill_holder(number),
+        match self.shape.setup.has_holders() {
+            true => super::host::signal(self.server_pid(number)?, rustix::process::Signal::KILL),
+            false => self.kill_holder(number),
         }
     }
 
@@ -291,7 +292,7 @@ impl FaultCluster {
     /// The process that serves: with a holder its child, which the holder may be starting.
     pub(super) fn server_pid(&self, number: u32) -> Result<Pid, BenchError> {
         let own = Pid::from_child(&self.servers[number as usize]);
-        if self.shape.setup != Setup::Held {
+        if !self.shape.setup.has_holders() {
             return Ok(own);
         }
         let found = until(LIMIT, || {
@@ -425,7 +426,7 @@ fn start_coordinator(shape: &Shape, dir: &Path) -> Result<(Child, String), Bench
         .arg(shape.servers.to_string())
         .args(["--workers", &shape.workers.to_string(), "--token-file"])
         .arg(dir.join("token"));
-    if shape.setup == Setup::Plain && has_option(&shape.program, "coordinator", "--state") {
+    if shape.setup.has_journal() && has_option(&shape.program, "coordinator", "--state") {
         command.arg("--state").arg(dir.join("state"));
         // A worker that dies before it has come back to a restarted coordinator is lost after this time. One that
         // pushes comes back within 5 s.

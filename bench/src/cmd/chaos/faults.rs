@@ -30,6 +30,8 @@ pub(super) enum Fault {
 pub(super) enum Setup {
     /// Coordinator, servers with holders and workers, each a process started by itself.
     Held,
+    /// The same with tables at level warm, and with a journal of the coordinator if it can have one.
+    Warm,
     /// A job of `tidewater run` with checkpoints and restarts.
     Checkpoints,
     /// Coordinator, with a journal if it can have one, servers without holders and workers.
@@ -65,11 +67,12 @@ impl Fault {
 }
 
 impl Setup {
-    pub(super) const ALL: [Self; 3] = [Self::Held, Self::Checkpoints, Self::Plain];
+    pub(super) const ALL: [Self; 4] = [Self::Held, Self::Checkpoints, Self::Plain, Self::Warm];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Held => "held servers",
+            Self::Warm => "warm servers",
             Self::Checkpoints => "checkpoints",
             Self::Plain => "plain",
         }
@@ -80,7 +83,18 @@ impl Setup {
         match self {
             Self::Held | Self::Plain => "none",
             Self::Checkpoints => "checkpoint",
+            Self::Warm => "warm",
         }
+    }
+
+    /// Whether its servers have holders, which start their successors.
+    pub(super) const fn has_holders(self) -> bool {
+        matches!(self, Self::Held | Self::Warm)
+    }
+
+    /// Whether its coordinator has a journal, so that it can be started again.
+    pub(super) const fn has_journal(self) -> bool {
+        matches!(self, Self::Plain | Self::Warm)
     }
 
     /// Its faults; what it cannot survive comes last.
@@ -97,6 +111,18 @@ impl Setup {
                 Fault::LossAndDelay,
                 Fault::DiskFull,
                 Fault::ClockJump,
+                Fault::HolderKilled,
+            ],
+            Self::Warm => &[
+                Fault::ServerKilled,
+                Fault::WorkerAndServerKilled,
+                Fault::CoordinatorRestarted,
+                Fault::WorkerKilled,
+                Fault::WorkerStopped,
+                Fault::ServerStopped,
+                Fault::CoordinatorStopped,
+                Fault::Partition,
+                Fault::LossAndDelay,
                 Fault::HolderKilled,
             ],
             Self::Checkpoints => &[
@@ -125,6 +151,7 @@ impl Setup {
     pub(super) fn ends_by(self, fault: Fault) -> bool {
         match self {
             Self::Held => matches!(fault, Fault::HolderKilled | Fault::WorkerAndServerKilled),
+            Self::Warm => fault == Fault::HolderKilled,
             Self::Checkpoints => false,
             Self::Plain => fault == Fault::ServerKilled,
         }
@@ -151,7 +178,14 @@ impl Setup {
                 "each worker has an error that names the server, and begins again without tables; nothing lost or \
                  doubled in the new ones"
             }
-            (Self::Held, Fault::HolderKilled | Fault::WorkerAndServerKilled)
+            (Self::Warm, Fault::ServerKilled) => {
+                "no worker has an error; a successor goes on with the memory; nothing lost or doubled"
+            }
+            (Self::Warm, Fault::WorkerAndServerKilled) => {
+                "the others have no error; successors go on with the memory and the rank; nothing lost or doubled"
+            }
+            (Self::Held | Self::Warm, Fault::HolderKilled)
+            | (Self::Held, Fault::WorkerAndServerKilled)
             | (Self::Plain, Fault::ServerKilled) => {
                 "must fail: each worker ends with an error that names the server, within its deadline"
             }
@@ -161,7 +195,7 @@ impl Setup {
             (_, Fault::CoordinatorRestarted | Fault::JournalDiskFull) => {
                 "pushes go on meanwhile; calls wait for its return; nothing lost or doubled"
             }
-            (Self::Held | Self::Plain, Fault::CoordinatorStopped) => {
+            (Self::Held | Self::Plain | Self::Warm, Fault::CoordinatorStopped) => {
                 "pushes go on meanwhile; nothing lost or doubled"
             }
             (_, Fault::WorkerKilled) => {

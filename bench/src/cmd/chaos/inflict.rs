@@ -34,6 +34,10 @@ pub(super) fn inflict(
         (Setup::Plain, Fault::ServerKilled) | (_, Fault::HolderKilled) => {
             must_fail(cluster, server, None)
         }
+        (Setup::Warm, Fault::ServerKilled) => warm_server_killed(cluster, server, None),
+        (Setup::Warm, Fault::WorkerAndServerKilled) => {
+            warm_server_killed(cluster, server, Some(worker))
+        }
         (_, Fault::WorkerAndServerKilled) => must_fail(cluster, server, Some(worker)),
         (_, Fault::ServerKilled) => server_killed(cluster, server),
         (_, Fault::WorkerKilled) => worker_killed(cluster, worker),
@@ -168,6 +172,49 @@ fn server_killed(cluster: &mut FaultCluster, server: u32) -> Result<Outcome, Ben
             (.., Some(rank)) => Some(format!("the error of worker {rank} does not name {name:?}")),
             _ => None,
         },
+        ..Outcome::default()
+    })
+}
+
+/// Kills the server of a holder at level warm: its successor has the tables, and no worker has an error. With
+/// `worker` the job has lost one just before, and another one takes its rank afterwards.
+fn warm_server_killed(
+    cluster: &mut FaultCluster,
+    server: u32,
+    worker: Option<u32>,
+) -> Result<Outcome, BenchError> {
+    let before = cluster.counts()?;
+    let detected = worker.map(|worker| worker_lost(cluster, worker));
+    let detected = detected.transpose()?.flatten();
+    cluster.kill_server(server)?;
+    let since = now_ns();
+    let living = |rank: u32| Some(rank) != worker;
+    let recovered = cluster.until_counts(since, LIMIT, |counts| {
+        let mut living = (0..).zip(counts).filter(|(rank, _)| living(*rank));
+        living.all(|(_, counts)| counts.acked_at > since)
+    })?;
+    let called = cluster.until_called(since, LIMIT)?;
+    let again = (0..).zip(before.iter().zip(cluster.counts()?));
+    let mut again = again.filter(|(_, (before, now))| now.restarts > before.restarts);
+    let broken = match (again.next(), recovered, called) {
+        (Some((rank, _)), ..) => Some(format!("worker {rank} began again")),
+        (_, None, _) => Some(format!("a worker has no acknowledgement within {LIMIT:?}")),
+        (.., None) => Some(format!(
+            "no call to the coordinator returns within {LIMIT:?}"
+        )),
+        _ => None,
+    };
+    if let (Some(worker), None) = (worker, &broken) {
+        cluster.replace_worker(worker)?;
+    }
+    Ok(Outcome {
+        subject: match worker {
+            None => format!("server {server}"),
+            Some(worker) => format!("worker {worker} and server {server}"),
+        },
+        detected,
+        recovered: recovered.max(called),
+        broken,
         ..Outcome::default()
     })
 }

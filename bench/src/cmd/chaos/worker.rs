@@ -10,7 +10,7 @@ use tidewater::{
     Client, ClientError, JoinOptions, Missing, PullOptions, Reduce, SyncMode, Table, TableBuilder,
 };
 use tidewater_launch::{TransportChoice, token};
-use tidewater_protocol::table::PushOp;
+use tidewater_protocol::table::{Durability, PushOp};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
 use super::ledger::{Counts, now_ns, system};
@@ -58,6 +58,19 @@ pub struct WorkerArgs {
     /// Directory into which this worker saves now and then; it also makes calls to the coordinator.
     #[arg(long)]
     pub saves: Option<PathBuf>,
+    /// Tables are warm, and nothing is saved: a save fails when its server dies.
+    #[arg(long)]
+    pub warm: bool,
+}
+
+impl WorkerArgs {
+    /// A table at the level of this worker.
+    fn table(&self, table: TableBuilder) -> TableBuilder {
+        match self.warm {
+            true => table.durability(Durability::Warm),
+            false => table,
+        }
+    }
 }
 
 /// Options of the hidden subcommand [`TRAINING_ROLE`].
@@ -148,7 +161,7 @@ fn push_until(
     file: &File,
     counts: &mut Counts,
 ) -> Result<(), BenchError> {
-    let spec = TableBuilder::sparse::<i64>(TABLE, 1);
+    let spec = args.table(TableBuilder::sparse::<i64>(TABLE, 1));
     let table: Table<i64> = client.create_table(spec.spec())?;
     let (keys, ones) = (rows(args.key), [1; ROWS as usize]);
     // SYNC: as at the store.
@@ -160,7 +173,7 @@ fn push_until(
         counts.acked += 1;
         counts.acked_at = now_ns();
         if let Some(dir) = &args.saves {
-            call(client, dir, counts)?;
+            call(client, args, dir, counts)?;
         }
         counts.write(file)?;
         std::thread::sleep(PAUSE);
@@ -168,17 +181,22 @@ fn push_until(
     Ok(())
 }
 
-/// Calls the coordinator when it is time: tables come and go, and all are saved.
-fn call(client: &mut Client, dir: &std::path::Path, counts: &mut Counts) -> Result<(), BenchError> {
+/// Calls the coordinator when it is time: tables come and go, and all are saved if they are not warm.
+fn call(
+    client: &mut Client,
+    args: &WorkerArgs,
+    dir: &std::path::Path,
+    counts: &mut Counts,
+) -> Result<(), BenchError> {
     if counts.acked.is_multiple_of(PUSHES_A_CALL) {
         let name = format!("of call {}", counts.calls % 3);
-        let spec = TableBuilder::sparse::<f32>(&name, 1);
+        let spec = args.table(TableBuilder::sparse::<f32>(&name, 1));
         let made: Table<f32> = client.create_table(spec.spec())?;
         client.release_table(made)?;
         counts.calls += 1;
         counts.called_at = now_ns();
     }
-    if counts.acked.is_multiple_of(PUSHES_A_SAVE) {
+    if !args.warm && counts.acked.is_multiple_of(PUSHES_A_SAVE) {
         let dir = dir.join("model");
         match client.save(&dir.to_string_lossy(), CALL_LIMIT) {
             Ok(_) => {}
