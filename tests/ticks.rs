@@ -6,7 +6,6 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::Cluster;
@@ -19,6 +18,8 @@ use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
+use tidewater_runtime::clock::now;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 /// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
 const SGD: Optimizer = Optimizer::Sgd { lr: 1.0 };
@@ -527,12 +528,23 @@ fn inputs_of_other_ticks_are_refused() {
     }
 }
 
+/// Pushes one row again and again until it is stopped, and returns how long each push took until it was applied.
+fn push_times(client: &mut Client, table: &Table<f32>, stop: &AtomicBool) -> Vec<Duration> {
+    let mut times = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let begun = now();
+        let ticket = client.push_rows(table, &[7], &[1.0; 8], PushOp::Sum);
+        client.wait_applied(&ticket.unwrap()).unwrap();
+        times.push(begun.elapsed());
+    }
+    times
+}
+
 /// Times of single pushes to a table without ticks while a tick of 2 million rows of another table is under way.
 #[test]
 #[ignore = "measures: --ignored --nocapture measure_large_tick"]
 fn measure_large_tick() {
     use tidewater::{ClusterConfig, JoinOptions};
-    use tidewater_runtime::clock::now;
     const ROWS: u64 = 2_000_000;
     const AT_ONCE: u64 = 50_000;
     let config = ClusterConfig {
@@ -575,14 +587,7 @@ fn measure_large_tick() {
                 if what != "alone" {
                     client.tick_domain(DomainId(0)).unwrap();
                 }
-                let mut times = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    let begun = now();
-                    let ticket = client.push_rows(&other, &[7], &[1.0; 8], PushOp::Sum);
-                    client.wait_applied(&ticket.unwrap()).unwrap();
-                    times.push(begun.elapsed());
-                }
-                times
+                push_times(client, &other, &stop)
             });
             std::thread::sleep(Duration::from_millis(500));
             let begun = now();

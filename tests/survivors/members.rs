@@ -1,5 +1,5 @@
-//! Members change: observers come and go and hold nothing, late workers are awaited from their first
-//! tick on, domains are synchronised apart, slow workers are named.
+//! (long: one rig for all.) Members change: observers come and go and hold nothing, late workers are awaited from their
+//! first tick on, domains are synchronised apart, slow workers are named.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! Tests of sleeping threads: what wakes them, for how long they sleep, and what one look finds.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
