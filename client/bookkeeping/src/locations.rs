@@ -151,7 +151,7 @@ impl SharedLocations {
     }
 }
 
-/// The home where searches begin.
+/// Numbers that give the line (home) where each search begins, also while the table grows.
 #[derive(Debug, Clone, Copy)]
 struct Geometry {
     /// Number of lines. [`PROBES`] more take what the last ones have no room for.

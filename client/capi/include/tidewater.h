@@ -381,7 +381,7 @@ typedef struct {
     uint64_t frames;
     // Frames that a server refused.
     uint64_t rejects;
-    // Refused frames of tickets that were never waited for.
+    // Refused frames with a reason that was forgotten before any call asked for it.
     uint64_t rejects_unclaimed;
     // Lanes re-established.
     uint64_t recoveries;

@@ -725,7 +725,7 @@ pub struct tw_counters {
     pub frames: u64,
     /// Frames that a server refused.
     pub rejects: u64,
-    /// Refused frames of tickets that were never waited for.
+    /// Refused frames with a reason that was forgotten before any call asked for it.
     pub rejects_unclaimed: u64,
     /// Lanes re-established.
     pub recoveries: u64,

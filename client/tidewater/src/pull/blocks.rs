@@ -309,8 +309,8 @@ impl BlockPull<'_> {
         out: &mut [u8],
         Reading { mode, want }: Reading<'_>,
     ) -> Result<Pulled, ClientError> {
-        // A table with snapshots has two copies, and only its snapshot record names the front one. A
-        // reader that ignores the record gets the tick before the last, every second time.
+        // A table with snapshots has two or more copies, and only its snapshot record names the front one. A
+        // reader that ignores the record gets an older tick whenever it reads another copy.
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
         if mode == PullMode::Gather {
             self.gather(pieces, first, out)?;

@@ -281,7 +281,7 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the initial values of elements  and the seed of random ones.
+    /// Sets the initial values of elements, and the seed of random ones.
     #[must_use]
     pub fn init(mut self, init: Init, seed: u64) -> Self {
         self.0.init = init;
