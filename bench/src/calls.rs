@@ -37,7 +37,7 @@ pub enum Style {
     /// Each call ends before the next begins: a pull with its values, a push when it is applied.
     Alone,
     /// This many calls are in flight; the sample ends with the last one. Range pulls run one after the
-    /// other, because the client has no asynchronous pull of ranges.
+    /// other: the benchmark uses asynchronous pulls of rows only.
     Window(usize),
 }
 

@@ -291,7 +291,7 @@ impl<'a> Workload<'a> {
         Ok(())
     }
 
-    /// Whether the table has asynchronous pulls.
+    /// Whether [`Self::start_pull`] can pull the table: it has rows and is no range table.
     pub fn pulls_later(&self) -> bool {
         self.spec.kind != Kind::Dense
     }

@@ -29,7 +29,8 @@ const ROWS: u64 = 100_000;
 const DIM: usize = 16;
 /// Calls of a sample.
 const CALLS: u64 = 1024;
-/// Number of calls in flight.
+/// Number of calls in flight. Pulls over shared memory, and all calls of a soak with saves, are made one after the
+/// other.
 const WINDOW: usize = 64;
 /// Intervals after which memory should be constant: pools have grown to the size of the load.
 const SETTLED: usize = 2;

@@ -207,7 +207,7 @@ fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
 }
 
 /// Whether several calls of a window are in flight together. A pull over shared memory ends when it
-/// returns, and ranges have no asynchronous pull.
+/// returns, and the benchmark pulls ranges one after the other.
 fn outstanding(op: Op, kind: Kind, transport: Transport) -> bool {
     op == Op::Push || (kind != Kind::Dense && transport.wire() != Some(Wire::Memory))
 }
