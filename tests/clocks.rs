@@ -725,17 +725,17 @@ fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
     }
 }
 
-/// Times from the start of a call at one thread to its effect at another, which sleeps: median in us.
+/// Median of some times, in us.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
 const ROUNDS: usize = 500;
-/// The other thread is asleep after it.
+/// Pause before each call: the other thread is asleep after it.
 const APART: Duration = Duration::from_millis(2);
 
-/// From `act(n)` to the return of `wake(n)` on another thread.
+/// Time from the start of `act(n)` to the return of `wake(n)` on another thread, which sleeps: median in us.
 fn one_way(mut act: impl FnMut(usize), wake: impl FnMut(usize) + Send) -> f64 {
     let (begun, woken) = std::sync::mpsc::channel();
     let mut wake = wake;

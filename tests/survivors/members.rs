@@ -15,7 +15,7 @@ use tidewater_service::coordinator::membership::Schedule;
 
 use super::{LONG, clients, cluster, each, gradient, joined};
 
-/// A table of ticks by range: each snapshot of it has one value in all elements.
+/// Elements of the published range table of ticks. Each snapshot of it has one value in all of them.
 const ELEMENTS_SEEN: u64 = 3_000;
 
 /// Pulls a snapshot of the published table and checks that it is of one tick.
