@@ -355,9 +355,13 @@ impl Enlisted {
     /// Carries out the coordinator's orders on the calling thread. Returns when it orders the end, or when
     /// one of `stop` becomes readable or hangs up. In every case the caller must then shut the server down.
     ///
+    /// If the connection breaks and the coordinator keeps a journal, the server waits for the coordinator's return,
+    /// joins again, and continues. If the coordinator that returns is about to end, that counts as an order to end.
+    ///
     /// # Errors
-    /// The coordinator is lost, the job of a foreign launcher has failed, or this server has failed. In the last case
-    /// the coordinator, and through it every client, gets the reason.
+    /// The coordinator is lost and keeps no journal, or does not return in time. The one that returns has an older
+    /// journal, or refuses this server. The job of a foreign launcher has failed. This server has failed: the
+    /// coordinator, and through it every client, gets the reason, unless the coordinator is absent.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let mut files = ModelFiles::new(self.number, self.files_waker.clone());
         let ended = self.obey_with(node, &mut files, stop);

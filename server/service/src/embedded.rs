@@ -61,7 +61,7 @@ pub struct ClusterConfig {
     /// Reaction to the loss of a worker.
     pub on_lost: LostWorker,
     /// Whether the cluster runs job after job. Always so if the number of workers is unknown (0); otherwise
-    /// it has one job.
+    /// it has one job. In either case it runs until the caller ends it, also when the one job is over.
     pub service: bool,
     /// Secret of the job, with which processes authenticate; `None` makes a random one.
     pub token: Option<JobToken>,

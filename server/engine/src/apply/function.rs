@@ -568,7 +568,8 @@ impl Engine {
     }
 
     /// Stores the new values of an UPDATE as an assignment to the elements of its span. Values that are not
-    /// finite are refused, if the table checks that.
+    /// finite are refused, if the table checks that. Values of keys that are not admitted yet, and so have no row,
+    /// are dropped. If the store fails, the engine fails.
     fn store_piece(
         &mut self,
         header: &FrameHeader,

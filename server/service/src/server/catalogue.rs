@@ -40,7 +40,8 @@ pub(super) struct Entry {
 pub(super) struct Catalogue {
     pub(super) entries: HashMap<TableId, Entry>,
     jobs: HashMap<String, Job>,
-    /// Count of the job numbers given so far.
+    /// Count of the job numbers given so far. In a server that starts with the previous process's memory it begins
+    /// with the largest count in the numbers of the kept jobs.
     given: u64,
     /// Tables in the previous process's memory that are neither adopted nor released yet.
     pub(super) kept: BTreeMap<TableId, KeptTable>,
