@@ -220,8 +220,8 @@ impl WorkerClock {
         self.sync[domain.0 as usize] = sync;
     }
 
-    /// Whether this worker waits for others in a domain (BSP or SSP). If so, its tick also waits until the servers
-    /// have answered its pushes.
+    /// Whether this worker thread waits for others in a domain (BSP or SSP). If so, its tick also waits until the
+    /// servers have answered its pushes.
     pub(crate) const fn is_bounded(&self, domain: DomainId) -> bool {
         self.sync(domain).staleness().is_some()
     }

@@ -146,8 +146,8 @@ pub trait ServerLink: Send {
         Ok(())
     }
 
-    /// Ends the session at the server at once; otherwise it ends some time after its connection. The server still
-    /// applies complete frames in its rings. Idempotent.
+    /// Ends the session at the server at once. Without this call it ends some time after its connection. The server
+    /// still applies complete frames in its rings. Idempotent. The default implementation does nothing.
     ///
     /// # Errors
     /// The server's refusal, or that the server is unreachable.

@@ -61,7 +61,8 @@ pub struct ServerProcessConfig {
     /// TCP address to listen on; `None`: the address from which this server has reached the
     /// coordinator.
     pub listen: Option<SocketAddr>,
-    /// Host name or address given to clients, if it differs from the one listened on.
+    /// Host name or IP address, without a port, that clients connect to; the port is the one listened on. `None`: the
+    /// address listened on, or the name of this host if that is the wildcard address.
     pub advertise: Option<String>,
     /// Job file that names the coordinator; connecting to a coordinator of another cluster is then an error.
     pub job_file: Option<JobFile>,

@@ -43,7 +43,7 @@ impl Deadline {
         now() >= self.0
     }
 
-    /// Returns the deadline as an `Instant`. The simulator schedules its tasks by it.
+    /// Returns the deadline as an `Instant` of the clock that [`now`] reads, which is virtual inside the simulator.
     pub const fn instant(self) -> Instant {
         self.0
     }

@@ -126,7 +126,8 @@ pub struct JoinOptions {
     /// Settings of queue pairs; each unset one is that of its variable (`TIDEWATER_RDMA_TIMEOUT`, ...), or the
     /// default.
     pub fabric: FabricSettings,
-    /// Longest time until all processes are reachable; `None`: a minute.
+    /// Longest wait for other processes; `None`: a minute. It holds for a join, until all processes of a launcher have
+    /// registered, and again for [`Job::client`], until the coordinator and all servers are connected.
     pub join_timeout: Option<Duration>,
     /// Whether this process only observes ([`Job::observer`]): it joins a running job by `coordinator` or
     /// `TIDEWATER_COORDINATOR` and needs no rank. A launcher that has started it is not asked.

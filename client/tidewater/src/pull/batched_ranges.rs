@@ -27,8 +27,9 @@ use crate::error::ClientError;
 /// rarely change a block between its stages.
 const GROUP_BYTES: usize = 256 << 10;
 
-/// Stage of a window's reads, which begins when the stage before has completed: version words, payload, version
-/// words again.
+/// Stage of the reads of a window. A read has one to three stages; each begins when the one before has completed.
+/// A validated read has version words, payload, version words again ([`CONSISTENT`]). A snapshot table has the
+/// snapshot record in place of the version words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Version words of the window's blocks, to [`Window::before`].

@@ -484,8 +484,9 @@ impl Client {
         }
     }
 
-    /// Fails with the refusal of the earliest push that no ticket has reported (claimed) yet, and marks it as
-    /// claimed: the next call returns the next one. Does not wait, and succeeds while the push is unanswered.
+    /// Fails with the refusal of the earliest push that no ticket, flush or tick has reported yet, and marks all
+    /// refusals of that push as reported: the next call returns that of the next push. Does not wait, and succeeds
+    /// while the push is unanswered.
     pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
         match self.lanes.claim_refusal() {
             None => Ok(()),

@@ -31,8 +31,9 @@ impl Client {
 
     /// Opens a task with the given delivery number, which the coordinator gave when it handed the task out. Servers
     /// hold what this client pushes from here on, until the coordinator has decided that the task is finished; pulls
-    /// do not see it before. Calls that take effect at once fail meanwhile: ticks, functions, deletions, settings,
-    /// collective calls. So do encoded pushes. It first waits for earlier pushes, so that their refusals do not count
+    /// do not see it before. Calls that take effect at once fail meanwhile with [`ClientError::Argument`]: ticks,
+    /// functions that change elements, deletions, settings, collective calls and [`Client::finish`]. So do encoded
+    /// pushes. It first waits for earlier pushes, so that their refusals do not count
     /// to the task.
     ///
     /// # Errors

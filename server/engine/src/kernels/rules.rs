@@ -27,7 +27,7 @@ pub(super) struct Hyper {
 /// [`super::RowKernel::apply`].
 pub(super) type Step = fn(&Hyper, &mut [u8], &mut [u8], &[u8]);
 
-/// Sum push: `w += x`. The optimizer state is untouched.
+/// Sum push: `w += x`; integers wrap around. The optimizer state is untouched.
 pub(super) fn sum<T: Element>(_: &Hyper, row: &mut [u8], _: &mut [u8], values: &[u8]) {
     each(row, values, T::plus);
 }

@@ -157,7 +157,8 @@ impl KeptRing {
         }
     }
 
-    /// Offset of the progress that is valid: that with the greater number.
+    /// Returns the byte offset, counted from `PROGRESS_AT`, of the valid one of the two progress entries: the one
+    /// with the greater sequence number. The second one (24) if both are equal.
     fn last(&self) -> usize {
         let words = self.at(PROGRESS_AT, LINE_BYTES).as_read();
         match words.load(0) > words.load(24) {

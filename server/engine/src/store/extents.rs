@@ -460,8 +460,9 @@ impl Extents {
         Ok(())
     }
 
-    /// Returns the place of the slot at a location, with the key in the slot's record (0 in a slot without a
-    /// row). `None` for a location that was never given out.
+    /// Returns the place of the slot at a location, with the key in the slot's record. The generation of `loc` is not
+    /// checked: the slot may hold a later row, or none. The record of a slot without a row has key 0, which a row
+    /// may have too. `None` for an extent and slot that were never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         let extent = self.extent_of(loc)?;

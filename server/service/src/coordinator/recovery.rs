@@ -281,8 +281,8 @@ impl Coordinator {
         false
     }
 
-    /// Repeats to a returned server the orders that it may not have carried out: cancelled saves, finished
-    /// tasks, losses, releases, endings and member lists.
+    /// Sends a server that has joined again after a restart of the coordinator the orders that it may have missed:
+    /// finished tasks, losses, releases, endings and member lists. Also cancels checkpoints that were under way.
     pub(super) fn catch_up(&mut self, number: ServerId) {
         let mut cancelled = Vec::new();
         // The checkpoint under way is not that of this start, which begins it again.

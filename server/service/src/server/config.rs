@@ -132,7 +132,8 @@ pub struct ServerConfig {
     pub nic: Option<String>,
     /// TCP address to listen on, port 0 for any free port; `None` for no TCP.
     pub tcp: Option<SocketAddr>,
-    /// Host name or address given to clients, if it differs from the one listened on.
+    /// Host name or IP address, without a port, that clients connect to; the port is the one listened on. `None`: the
+    /// address listened on, or the name of this host if that is the wildcard address.
     pub advertise: Option<String>,
     /// Whether to listen on an abstract unix socket, over which clients of this host attach by shared memory.
     pub unix: bool,

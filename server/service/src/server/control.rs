@@ -564,7 +564,8 @@ impl Listeners {
     }
 }
 
-/// Converts the result of an accept call: `None` if no connection waits or the peer has hung up.
+/// Converts the result of an accept call. `None` if no connection waits, the peer has hung up or a signal
+/// interrupted the call: the caller waits for the next event.
 fn accepted<S>(
     accepted: io::Result<S>,
     ready: impl FnOnce(S) -> io::Result<(Socket, String)>,

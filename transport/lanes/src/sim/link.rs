@@ -43,8 +43,9 @@ pub(super) enum Way {
 /// they were posted (F04, F05, F15).
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Posts that are not handed over yet.
+    /// Posts that the sender still holds back. A flush or a signal moves them to `flying`.
     pub(super) held: VecDeque<Post>,
+    /// Posts in flight: sent, and not completely placed.
     pub(super) flying: VecDeque<Post>,
     pub(super) scheduled: bool,
     /// Number of parts still placed after a break, as zombies.

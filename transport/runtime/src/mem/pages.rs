@@ -92,7 +92,8 @@ pub(super) fn take_all(fd: impl AsFd, bytes: usize) -> Result<(), MemError> {
 /// ns for each page.
 ///
 /// # Errors
-/// [`MemError::Os`] when the kernel refuses; the bytes of the range may then be zero or not.
+/// [`MemError::Os`] when the kernel refuses, also for an empty range (`bytes` = 0). The bytes of the range may then
+/// be zero or not.
 pub fn give_back(fd: impl AsFd, at: usize, bytes: usize) -> Result<(), MemError> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let punch = || rustix::fs::fallocate(&fd, flags, at as u64, bytes as u64);

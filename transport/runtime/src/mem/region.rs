@@ -42,16 +42,17 @@ pub enum MemError {
         /// Reason: outside, misaligned, or read-only.
         why: &'static str,
     },
-    /// The limit of locked memory is below the requested size.
+    /// The kernel refused to lock memory, in practice because of the limit of locked memory. The limit holds for all
+    /// locked memory of the process together, so it may be above the size of this request.
     #[error(
         "cannot lock {bytes} bytes in memory: the limit is {limit} bytes; raise it with \
          `ulimit -l unlimited` (or LimitMEMLOCK=infinity, or the container's --ulimit memlock=-1), \
          or do without --mlock"
     )]
     Memlock {
-        /// Bytes to be locked.
+        /// Bytes of the request that failed.
         bytes: usize,
-        /// The soft limit in bytes.
+        /// The soft limit in bytes; `u64::MAX`: none.
         limit: u64,
     },
 }

@@ -137,7 +137,7 @@ impl MemberBarrier {
 pub struct Arrival {
     /// Rank of the worker.
     pub rank: WorkerId,
-    /// Number of [`MemberBarrier::round`].
+    /// The number that this worker passed as [`MemberBarrier::round`].
     pub round: u64,
 }
 

@@ -136,7 +136,7 @@ pub struct PartitionDescriptor {
     pub partition: PartitionId,
     /// First row of the partition, or its first block.
     pub first: u64,
-    /// Number of its rows, or of its blocks.
+    /// Number of rows of the partition (layout `rows`), or of its blocks (layout `blocks`).
     pub count: u64,
     /// Memory of rows with their headers, or of blocks.
     pub payload: Remote,
