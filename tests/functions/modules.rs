@@ -307,6 +307,33 @@ fn loaded_function_is_of_its_job() {
     next.load_function("f", &number(4)).unwrap();
 }
 
+/// A job of two workers with a server that loads modules.
+fn job_with_modules(transport: TransportChoice, limits: Limits) -> Job {
+    let config = ClusterConfig {
+        workers: 2,
+        transport,
+        functions: ServerFunctions {
+            loader: Some(Arc::new(Modules::new(limits).unwrap())),
+            ..ServerFunctions::default()
+        },
+        ..ClusterConfig::default()
+    };
+    let joined = JoinOptions::from(config).join().unwrap();
+    joined.into_job().unwrap()
+}
+
+/// Loads an endless loop as "spin"; returns the table `t` and the arguments of a call on its first element.
+fn load_endless_loop(client: &mut Client) -> (Table<f64>, FunctionArgs<'static, f64>) {
+    let table = client.open_table::<f64>("t").unwrap();
+    let spin = update_of("(loop $l (br $l)) (i64.const 0)");
+    client.load_function("spin", &spin).unwrap();
+    let one = FunctionArgs {
+        range: Some(0..1),
+        ..FunctionArgs::default()
+    };
+    (table, one)
+}
+
 /// Over TCP an applier answers the reads of its clients. It does so too while a function runs that ends long after
 /// them.
 #[test]
@@ -315,27 +342,11 @@ fn pulls_go_on_while_a_function_runs() {
         fuel: 5_000_000_000, // some three seconds
         ..Limits::default()
     };
-    let config = ClusterConfig {
-        workers: 2,
-        transport: TransportChoice::Tcp,
-        functions: ServerFunctions {
-            loader: Some(Arc::new(Modules::new(limits).unwrap())),
-            ..ServerFunctions::default()
-        },
-        ..ClusterConfig::default()
-    };
-    let job = JoinOptions::from(config).join().unwrap();
-    let job = job.into_job().unwrap();
+    let job = job_with_modules(TransportChoice::Tcp, limits);
     let mut client = job.client_of(0, SyncMode::Asp).unwrap();
     let table = range_table(&mut client, "t", &[1.0; 100]);
     let mut caller = job.client_of(1, SyncMode::Asp).unwrap();
-    let called = caller.open_table::<f64>("t").unwrap();
-    let spin = update_of("(loop $l (br $l)) (i64.const 0)");
-    caller.load_function("spin", &spin).unwrap();
-    let one = FunctionArgs {
-        range: Some(0..1),
-        ..FunctionArgs::default()
-    };
+    let (called, one) = load_endless_loop(&mut caller);
     let ticket = caller.call_update(&called, "spin", &[], &one).unwrap();
     let mut out = [0.0; 100];
     for _ in 0..500 {
@@ -359,17 +370,7 @@ fn pulls_go_on_while_a_function_runs() {
 #[ignore = "a measurement, which needs an idle machine"]
 fn measure_pulls_during_endless_loop() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let config = ClusterConfig {
-            workers: 2,
-            transport,
-            functions: ServerFunctions {
-                loader: Some(Arc::new(Modules::new(Limits::default()).unwrap())),
-                ..ServerFunctions::default()
-            },
-            ..ClusterConfig::default()
-        };
-        let job = JoinOptions::from(config).join().unwrap();
-        let job = job.into_job().unwrap();
+        let job = job_with_modules(transport, Limits::default());
         let mut client = job.client_of(0, SyncMode::Asp).unwrap();
         let table = range_table(&mut client, "t", &vec![1.0; 100_000]);
         // Pulls of 4 KiB for two seconds: their number, median and 99th percentile.
@@ -393,13 +394,7 @@ fn measure_pulls_during_endless_loop() {
         let (during, calls) = std::thread::scope(|scope| {
             let caller = scope.spawn(|| {
                 let mut client = job.client_of(1, SyncMode::Asp).unwrap();
-                let table = client.open_table::<f64>("t").unwrap();
-                let spin = update_of("(loop $l (br $l)) (i64.const 0)");
-                client.load_function("spin", &spin).unwrap();
-                let one = FunctionArgs {
-                    range: Some(0..1),
-                    ..FunctionArgs::default()
-                };
+                let (table, one) = load_endless_loop(&mut client);
                 let mut calls = 0;
                 while !stop.load(Ordering::Relaxed) {
                     let ticket = client.call_update(&table, "spin", &[], &one).unwrap();

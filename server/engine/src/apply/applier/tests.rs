@@ -54,8 +54,15 @@ fn lock(tape: &Tape) -> MutexGuard<'_, Vec<Event>> {
     tape.lock().unwrap()
 }
 
+/// Sessions in the order in which they were signalled.
+type Signalled = Arc<Mutex<Vec<SessionId>>>;
+
 /// A lane that records the calls it gets.
-struct Recorder(Tape);
+struct Recorder {
+    tape: Tape,
+    session: SessionId,
+    signalled: Signalled,
+}
 
 impl ServerLane for Recorder {
     fn peer(&self) -> &str {
@@ -76,12 +83,13 @@ impl ServerLane for Recorder {
             }
             _ => Event::ReplyPayload,
         };
-        lock(&self.0).push(event);
+        lock(&self.tape).push(event);
         Ok(())
     }
 
     fn signal(&mut self) -> Result<(), LaneError> {
-        lock(&self.0).push(Event::Signal);
+        lock(&self.tape).push(Event::Signal);
+        self.signalled.lock().unwrap().push(self.session);
         Ok(())
     }
 
@@ -169,6 +177,7 @@ struct Rig {
     applier: Applier,
     commands: Sender<Command>,
     hands: [Hand; 2],
+    signalled: Signalled,
 }
 
 impl Rig {
@@ -233,6 +242,7 @@ impl Rig {
             applier,
             commands,
             hands,
+            signalled: Signalled::default(),
         };
         rig.attach(0);
         rig.attach(1);
@@ -246,7 +256,11 @@ impl Rig {
     /// Attaches a new lane to a ring.
     fn attach(&mut self, hand: usize) {
         let Hand { session, tape, .. } = &self.hands[hand];
-        let port = Box::new(Recorder(Arc::clone(tape)));
+        let port = Box::new(Recorder {
+            tape: Arc::clone(tape),
+            session: *session,
+            signalled: Arc::clone(&self.signalled),
+        });
         let attach = Command::AttachPort(*session, port, bounded(1).0);
         self.commands.send(attach).unwrap();
     }
@@ -317,6 +331,26 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     rig.attach(0);
     let posted = rig.step(0);
     assert_eq!(posted, [Reject, Reject, State, Clock, Signal]);
+}
+
+/// The client with the tick that moves a clock is signalled before the others, in whatever order the rings are.
+#[test]
+fn client_that_ticks_last_is_signalled_first() {
+    let mut rig = Rig::new();
+    let order = [rig.hands[0].session, rig.hands[1].session];
+    for (n, last) in [1, 0, 1, 1, 0].into_iter().enumerate() {
+        for hand in [1 - last, last] {
+            let clock = FrameHeader {
+                clock: n as u64 + 1,
+                ..header(FrameKind::Clock, 0)
+            };
+            rig.hands[hand].write(clock, &[]);
+            rig.signalled.lock().unwrap().clear();
+            rig.applier.step();
+        }
+        let signalled = std::mem::take(&mut *rig.signalled.lock().unwrap());
+        assert_eq!(signalled, [order[last], order[1 - last]], "tick {n}");
+    }
 }
 
 /// A lane that ends when its gate opens, as one over RDMA does, and takes nothing but that.
