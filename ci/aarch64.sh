@@ -1,12 +1,30 @@
 #!/usr/bin/env bash
-# The workspace for 64-bit Arm, where rustup has its standard library. With --full the tests of layouts, rings,
+# The workspace for 64-bit Arm, where the toolchain has its standard library. With --full the tests of layouts, rings,
 # parking and torn reads also run under user-mode emulation, where that and a linker are installed.
+#
+#   ci/aarch64.sh             by rustup's toolchain
+#   ci/aarch64.sh --debian    all of it, by Debian's compiler, which is installed; needs a Debian that has one as new as
+#                             the workspace asks for: ci/empty-root.sh --suite sid ci/aarch64.sh --debian
 source "$(dirname "$0")/lib.sh"
 TARGET=aarch64-unknown-linux-gnu
 LINKER=aarch64-linux-gnu-gcc
 EMULATOR=qemu-aarch64
 # Crates that depend on the order of stores, on pages or on layouts.
 CRATES=(tidewater-protocol tidewater-runtime tidewater-lanes tidewater-engine)
+
+# use_debian: installs Debian's compiler and standard library for both architectures, linker and emulator.
+use_debian() {
+    may_install || die "--debian installs packages: run it in ci/empty-root.sh --suite sid"
+    dpkg --add-architecture arm64
+    apt-get update -qq
+    apt_install cargo gcc libc6-dev cmake make libstd-rust-dev:arm64 gcc-aarch64-linux-gnu g++-aarch64-linux-gnu \
+        libc6-dev-arm64-cross qemu-user
+    # Before rustup's programs, which may be the first on PATH.
+    export PATH=/usr/bin:$PATH TIDEWATER_TEST_FULL=1
+    say "$(rustc --version)"
+}
+
+[[ ${1:-} != --debian ]] || use_debian
 [[ -d $(rustc --print sysroot)/lib/rustlib/$TARGET/lib ]] ||
     nothing_to_run "no standard library for $TARGET (rustup target add $TARGET)"
 
@@ -27,7 +45,7 @@ command -v "$LINKER" "$EMULATOR" >/dev/null ||
 scratch_dir
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$EMULATOR -L /usr/aarch64-linux-gnu"
 failed=0
-cargo test --locked --profile ci --target "$TARGET" "${packages[@]}" --lib 2>&1 | tee "$SCRATCH/log" || failed=1
+cargo test --locked --profile ci --target "$TARGET" "${packages[@]}" --lib --no-fail-fast 2>&1 | tee "$SCRATCH/log" || failed=1
 cargo test --locked --profile ci --target "$TARGET" -p tidewater-tests --features mutants --test torn_reads 2>&1 |
     tee -a "$SCRATCH/log" || failed=1
 read -r p f i < <(summarize "$SCRATCH/log")
