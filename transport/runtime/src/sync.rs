@@ -20,6 +20,10 @@ pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Order
 /// again by the barriers of the provider. What a peer reads at any time (rows, blocks, snapshots) is
 /// ordered only by this fence.
 #[inline(always)]
+#[cfg_attr(
+    target_arch = "aarch64",
+    allow(unsafe_code, reason = "a barrier of the instruction set")
+)]
 pub fn device_release_fence() {
     fence(Ordering::Release);
     #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
