@@ -1,6 +1,7 @@
 //! The RDMA device of one end: its limits, a lane to the other end, registration, the contract.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use tidewater_conformance::{Outcome, Subject, clauses};
@@ -62,6 +63,33 @@ pub(crate) struct Offer {
     _domain: Arc<ClientDomain>,
     _notifier: Arc<Notifier>,
     _parker: OsParker,
+}
+
+impl DeviceFacts {
+    /// Adds what the kernel's files say of the device and its port.
+    fn read_files(&mut self) {
+        let device = Path::new("/sys/class/infiniband").join(&self.name);
+        let port = device.join("ports").join(self.port.to_string());
+        // A missing file is an absent fact: not every driver has each.
+        let text = |path: &Path| {
+            std::fs::read_to_string(path)
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        self.firmware = text(&device.join("fw_ver"));
+        self.rate = text(&port.join("rate"));
+        let index = self.gid_index.to_string();
+        self.netdev = text(&port.join("gid_attrs/ndevs").join(index));
+        let keys = std::fs::read_dir(port.join("pkeys"));
+        let keys = keys.into_iter().flatten().flatten().filter_map(|entry| {
+            let text = text(&entry.path());
+            u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+        });
+        self.pkeys = keys.filter(|key| *key != 0).collect();
+        self.pkeys.sort_unstable();
+        self.pkeys.dedup();
+    }
 }
 
 impl Device {
