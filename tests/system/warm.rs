@@ -177,6 +177,13 @@ fn kills_at_warm_lose_and_double_no_push() {
     }
 }
 
+/// Over verbs: memory regions and queue pairs end with their process, and each session gets new ones.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn kills_at_warm_lose_and_double_no_push_on_verbs() {
+    kill_servers(TransportChoice::Verbs, 10);
+}
+
 /// Iterations of a training.
 const ITERATIONS: u64 = 600;
 /// Its optimizer has state in each row.
@@ -200,12 +207,13 @@ fn trained_tables(client: &mut Client) -> [Table<f32>; 3] {
 }
 
 /// Two workers train three tables under BSP, with gradients of what they pull, while servers are killed until the
-/// training ends. Returns the bits of all values, and the number of kills.
-fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
+/// training ends, `kills` times at most. Returns the bits of all values, and the number of kills.
+fn train(transport: TransportChoice, kills: u32) -> ([Vec<u32>; 3], u32) {
     let cluster = held_cluster(2);
     let holders = cluster.server_processes();
     // A worker that joins while a server dies gets an error: kills begin when both have joined.
     let ready = AtomicUsize::new(0);
+    let ticks = AtomicU64::new(0); // of both
     let work = |rank: u32| {
         let options = JoinOptions {
             rank: Some(rank),
@@ -243,11 +251,12 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
             drop(client.push_rows(&rows, &all, &b, PushOp::Gradient).unwrap());
             drop(client.push_range(&range, 0, &c, PushOp::Gradient).unwrap());
             client.tick().unwrap();
+            ticks.fetch_add(1, Ordering::Relaxed);
         }
         client.finish().unwrap();
         values.map(|values| values.into_iter().map(f32::to_bits).collect())
     };
-    let mut killed = 0;
+    let mut killed = 0_u32;
     let values = std::thread::scope(|scope| {
         let workers = [0, 1].map(|rank| scope.spawn(move || work(rank)));
         let until = Deadline::after(LIMIT);
@@ -256,7 +265,7 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
             assert!(!is_late, "a worker did not join");
             std::thread::sleep(Duration::from_millis(1));
         }
-        while kills && !workers.iter().any(|worker| worker.is_finished()) {
+        while killed < kills && !workers.iter().any(|worker| worker.is_finished()) {
             std::thread::sleep(Duration::from_micros(
                 3_000 + u64::from(killed) * 977 % 9_000,
             ));
@@ -265,9 +274,18 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
                 continue;
             };
             server.kill_if_there();
+            let at = ticks.load(Ordering::Relaxed);
             killed += 1;
-            // A successor that is killed as soon as it starts helps no worker on.
+            // Each second kill hits workers that may recover from the one before; then they go on.
             std::thread::sleep(Duration::from_millis(100));
+            let until = Deadline::after(LIMIT);
+            while killed.is_multiple_of(2)
+                && ticks.load(Ordering::Relaxed) < at + workers.len() as u64
+                && !workers.iter().any(|worker| worker.is_finished())
+            {
+                assert!(!until.passed(), "kill {killed}: no iteration ends");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
         workers.map(|worker| worker.join().unwrap())
     });
@@ -279,13 +297,23 @@ fn train(transport: TransportChoice, kills: bool) -> ([Vec<u32>; 3], u32) {
 /// BSP training with servers killed at any moment of its iterations ends with the bits of the undisturbed run.
 #[test]
 fn killed_servers_leave_the_bits_of_bsp() {
-    let (calm, _) = train(TransportChoice::Shm, false);
+    let (calm, _) = train(TransportChoice::Shm, 0);
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let (values, kills) = train(transport, true);
+        let (values, kills) = train(transport, u32::MAX);
         assert_eq!(values, calm, "{transport:?}, {kills} kills");
         assert!(kills > 0, "no server was killed");
         println!("{transport:?}: {kills} kills, equal bits");
     }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn killed_servers_leave_the_bits_of_bsp_on_verbs() {
+    let (calm, _) = train(TransportChoice::Verbs, 0);
+    let (values, kills) = train(TransportChoice::Verbs, 10);
+    assert_eq!(values, calm, "{kills} kills");
+    assert_eq!(kills, 10, "the training ended before");
+    println!("verbs: {kills} kills, equal bits");
 }
 
 /// A server is killed while it holds the clocks of a job for a worker that joins, and that worker is refused. The
