@@ -592,7 +592,8 @@ impl Client {
     ///
     /// # Errors
     /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A refusal that
-    /// names the missing workers. [`ClientError::Thread`] from a sibling.
+    /// names the missing workers. A refusal in a job of open size for which a later worker has stated a number of
+    /// workers. [`ClientError::Thread`] from a sibling.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
         if self.workers == 0 {
             let call = self.start_barrier(name, timeout)?;

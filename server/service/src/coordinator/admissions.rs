@@ -153,6 +153,7 @@ impl Coordinator {
             admission.refused = sized.err();
         }
         admission.missing = servers.iter().copied().collect();
+        let is_sized = job.expected() > 0;
         let mut admitted = None;
         if admission.refused.is_none() {
             let clock = |(&domain, &clock): (&DomainId, &u64)| DomainClock { domain, clock };
@@ -173,6 +174,9 @@ impl Coordinator {
         if let Some((rank, clocks)) = &admitted {
             let (rank, clocks) = (*rank, clocks.clone());
             self.note(&namespace, Event::Join { rank, clocks });
+        }
+        if is_sized {
+            self.refuse_member_barriers(&namespace);
         }
         self.order_admission(number, &namespace, admitted);
     }

@@ -221,6 +221,19 @@ impl Barriers {
         expired
     }
 
+    /// Removes the barriers of members and returns their waiting workers with the names, so that the caller can refuse
+    /// them.
+    pub(super) fn take_of_members(&mut self) -> Vec<(String, Waiter)> {
+        let is_of_members =
+            |_: &_, barrier: &mut Barrier| !matches!(barrier.opens, Opens::Count(_));
+        let taken = self.0.extract_if(.., is_of_members);
+        let waiting = taken.flat_map(|((name, _), barrier)| {
+            let waiting = barrier.waiting.into_iter();
+            waiting.map(move |waiter| (name.clone(), waiter))
+        });
+        waiting.collect()
+    }
+
     /// Removes all barriers and returns their waiting workers, so that the caller can refuse them.
     pub(super) fn clear(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.0)

@@ -80,6 +80,15 @@ impl Arrival {
     }
 }
 
+/// Refusal of a worker that has joined a job without its number of workers and is at a barrier after the job has got
+/// one. The others wait for that number there, and the two kinds of barriers would never meet.
+fn unsized_at(name: &str, worker: WorkerId, size: u32) -> Refusal {
+    bad(&format!(
+        "barrier \"{name}\": this job has {size} workers by the word of one that has joined later than worker {worker}, \
+         which does not know it; say it in every process (workers={size}, TIDEWATER_WORKERS={size}) or in none"
+    ))
+}
+
 impl Coordinator {
     /// Handles a worker's arrival at the barrier of a name, condition and clocks. `arrival.round` goes to the other
     /// workers; the wait times out after `arrival.timeout_ms`. The worker is answered when the barrier opens or
@@ -113,6 +122,9 @@ impl Coordinator {
             let text = format!("barrier \"{name}\": worker {worker} has left its job");
             return Err(bad(&text));
         }
+        if job.expected() > 0 && matches!(opens, Opens::Members(_)) {
+            return Err(unsized_at(&name, worker, job.expected()));
+        }
         job.barriers.arrive(&name, opens, at, waiter)?;
         self.settle_barriers(namespace);
         Ok(())
@@ -145,6 +157,19 @@ impl Coordinator {
             for waiter in barrier.waiting {
                 self.answer(waiter.asker, CoordinatorAnswer::Refused(refusal.clone()));
             }
+        }
+    }
+
+    /// Refuses the workers at the barriers of members of a job that has got a number of workers: those that have stated
+    /// it wait at barriers of that number.
+    pub(super) fn refuse_member_barriers(&mut self, namespace: &str) {
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        let size = job.expected();
+        for (name, waiter) in job.barriers.take_of_members() {
+            let refusal = unsized_at(&name, waiter.worker, size);
+            self.answer(waiter.asker, CoordinatorAnswer::Refused(refusal));
         }
     }
 

@@ -250,6 +250,49 @@ fn workers_of_a_job_say_the_same_of_its_size() {
     );
 }
 
+/// A worker that has joined without a number cannot wait for those that have stated one: its barriers are refused, those
+/// at which it waits and those at which it arrives.
+#[test]
+fn barriers_without_number_end_when_one_is_stated() {
+    let (mut rig, servers) = service(0);
+    let first = rig.comes(0, 0);
+    assert_eq!(rig.joined(first), 0);
+    let other = rig.comes(1, 0);
+    for answer in [members::held(0), CommandReply::Done] {
+        for &server in &servers {
+            rig.obey(server, &answer);
+        }
+    }
+    assert_eq!(rig.joined(other), 0);
+    let arrives = || {
+        Ask::MemberBarrier(MemberBarrier {
+            name: "b".into(),
+            clocks: Vec::new(),
+            round: 0,
+            of: Vec::new(),
+            timeout_ms: 1_000,
+        })
+    };
+    rig.ask(first, 2, arrives());
+    assert!(rig.answer(first, 2).is_none());
+    let sized = rig.comes(2, 3);
+    for answer in [members::held(0), CommandReply::Done] {
+        for &server in &servers {
+            rig.obey(server, &answer);
+        }
+    }
+    assert_eq!(rig.joined(sized), 3);
+    rig.ask(other, 2, arrives());
+    for (rank, worker) in [first, other].into_iter().enumerate() {
+        let refusal = rig.refusal(worker, 2);
+        let said = format!(
+            "this job has 3 workers by the word of one that has joined later than worker {rank}"
+        );
+        assert!(refusal.text.contains(&said), "{refusal}");
+        assert!(refusal.text.contains("TIDEWATER_WORKERS=3"), "{refusal}");
+    }
+}
+
 /// A worker that states a number joins a job of open size before its first tick only: ranks that have not joined would
 /// be awaited from clock 0 on.
 #[test]
