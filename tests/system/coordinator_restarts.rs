@@ -20,7 +20,7 @@ use tidewater_tasks::{QueueOptions, Tasks};
 
 use crate::by_hand::{TOKEN, write_token};
 use crate::proc::Process;
-use crate::rig::{command, new_mark, tidewater, turn};
+use crate::rig::{Run, command, new_mark, tidewater, turn};
 
 /// Longer than any call here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
@@ -496,4 +496,79 @@ fn stopped_coordinator_is_awaited() {
     check_ledger(&mut client, &table, 50);
     client.finish().unwrap();
     cluster.ends();
+}
+
+/// Kills the coordinator of a run; returns its process id.
+fn kill_coordinator(run: &Run) -> i32 {
+    let [coordinator] = &run.of("coordinator")[..] else {
+        panic!("{:?}: {}", run.of("coordinator"), run.said())
+    };
+    coordinator.signal(Signal::KILL);
+    coordinator.pid
+}
+
+/// Waits until workers have ended ten epochs more.
+fn until_epochs_more(run: &mut Run) {
+    let said = run.said();
+    let last = said.rsplit("epoch ").find_map(|rest| {
+        let (number, _) = rest.split_once('/')?;
+        number.parse::<u64>().ok()
+    });
+    run.until(&format!("epoch {}/", last.unwrap() + 10));
+}
+
+/// `tidewater run` starts its coordinator again as often as it was asked to, and workers that know nothing of it go on.
+/// The end after that ends the job. The journal goes with the job, also where the launcher is killed.
+#[test]
+fn run_starts_its_coordinator_again() {
+    let start = || {
+        let options = [
+            "--servers",
+            "2",
+            "--workers",
+            "2",
+            "--coordinator-restarts",
+            "2",
+        ];
+        let mut run = Run::train(&options, &["--epochs", "100000", "--sync", "ssp:2"]);
+        run.until_training();
+        run
+    };
+    let mut run = start();
+    for left in [1, 0] {
+        let pid = kill_coordinator(&run);
+        run.until(&format!(
+            "coordinator (pid {pid}) was killed by signal 9 (SIGKILL); it is started again, {left} more may follow"
+        ));
+        until_epochs_more(&mut run);
+    }
+    let pid = kill_coordinator(&run);
+    let ended = run.end();
+    let verdict = format!("coordinator (pid {pid} on ");
+    assert!(ended.stderr.contains(&verdict), "{}", ended.stderr);
+    assert_ne!(ended.code, 0);
+    let mut run = start();
+    kill_coordinator(&run);
+    until_epochs_more(&mut run);
+    run.launcher().signal(Signal::KILL);
+    assert_eq!(run.end().code, -9);
+}
+
+/// A worker that finishes while its coordinator starts again has finished, and the job ends well.
+#[test]
+fn run_ends_well_after_a_restart_of_its_coordinator() {
+    let options = [
+        "--servers",
+        "1",
+        "--workers",
+        "2",
+        "--coordinator-restarts",
+        "1",
+    ];
+    let mut run = Run::train(&options, &["--epochs", "300"]);
+    run.until_training();
+    kill_coordinator(&run);
+    let said = run.succeeds();
+    assert!(said.contains("it is started again"), "{said}");
+    assert!(said.contains("epoch 300/300"), "{said}");
 }

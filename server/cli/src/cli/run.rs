@@ -83,6 +83,10 @@ pub(crate) struct RunArgs {
     /// --checkpoint begins again from the newest one in other processes, by --restarts.
     #[arg(long, value_name = "N", conflicts_with_all = ["server_command", "checkpoint"])]
     server_restarts: Option<u32>,
+    /// Start the coordinator again when a signal ends it, at most N times: servers and workers go on meanwhile
+    /// [default: 0, the job ends]. Its journal is in a temporary directory.
+    #[arg(long, value_name = "N", conflicts_with = "coordinator_command")]
+    coordinator_restarts: Option<u32>,
     /// Silence after which a server, or for servers the coordinator, counts as lost: nothing from its host
     /// arrives. Must be longer than the longest retry of --rdma-timeout and --rdma-retries [default: 15s].
     #[arg(long, value_name = "TIME", value_parser = super::parse_lease,
@@ -248,6 +252,7 @@ fn run_once(mut args: RunArgs, trains: Option<&[&str]>) -> (ExitCode, bool) {
     let options = options.chain(args.place.passed_on());
     config.server.args.extend(options.map(OsString::from));
     survive(&mut config, args.server_restarts, args.lease);
+    config.coordinator_restarts = args.coordinator_restarts.unwrap_or(0);
     publish(&mut config, args.job_file, args.metrics);
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);

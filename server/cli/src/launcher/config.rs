@@ -125,6 +125,9 @@ pub struct RunConfig {
     pub server: ProcessCommand,
     /// Command of the coordinator.
     pub coordinator: ProcessCommand,
+    /// Times that the coordinator is started again when a signal ends it. Above 0, its command has to take `--state
+    /// DIR`, as `tidewater coordinator` does; DIR is a temporary directory.
+    pub coordinator_restarts: u32,
     /// The `tidewater` executable: shim and guard are its hidden subcommands.
     pub executable: PathBuf,
     /// Destination of the workers' stdout; `None` is the launcher's own.
@@ -156,6 +159,7 @@ impl RunConfig {
             worker,
             server: ProcessCommand::new(&executable, ["server"]),
             coordinator: ProcessCommand::new(&executable, ["coordinator"]),
+            coordinator_restarts: 0,
             executable,
             stdout: None,
             stderr: None,

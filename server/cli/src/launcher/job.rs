@@ -14,6 +14,7 @@ use super::control::ReadyLine;
 use super::error::{Exit, Failure, LaunchError, Member, Outcome};
 use super::output::{Lines, Sink, Stream, Taken};
 use super::process::{Input, JobSettings, Local, Process, Spawner, take_pipes};
+use super::reaper;
 use super::remote_hosts::Far;
 use super::shutdown::Stage;
 use super::signals::Signals;
@@ -52,9 +53,43 @@ pub(super) struct Job {
     verbatim_stdout: bool,
     /// Output of the coordinator up to its ready line.
     pub(super) said: Vec<u8>,
+    /// What a coordinator that is started again needs, if it is to be.
+    state: Option<CoordinatorState>,
     pub(super) far: Far,
     scratch: Vec<u8>,
     token: TokenFile,
+}
+
+/// Journal of the coordinator, and how often it is started again.
+#[derive(Debug)]
+struct CoordinatorState {
+    directory: tempfile::TempDir,
+    restarts: u32,
+}
+
+impl CoordinatorState {
+    /// Makes the directory, in that for temporary files.
+    fn create(restarts: u32) -> io::Result<Option<Self>> {
+        if restarts == 0 {
+            return Ok(None);
+        }
+        let directory = tempfile::Builder::new().prefix("tidewater-").tempdir()?;
+        let path = directory.path().to_str();
+        if path.is_none_or(|path| path.contains('\n')) {
+            // The guard reads it as a line.
+            let text = format!("{:?} is no line of UTF-8", directory.path());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        Ok(Some(Self {
+            directory,
+            restarts,
+        }))
+    }
+
+    /// The line for the guard, which removes the directory where the launcher cannot.
+    fn line(&self) -> String {
+        format!("{}{}\n", reaper::DIRECTORY, self.directory.path().display())
+    }
 }
 
 /// A source that `poll` reported.
@@ -87,9 +122,16 @@ impl Job {
             coordinator: None,
         };
         let far = Far::of(&mut config)?;
-        let guard = spawner
-            .guard()
-            .map_err(LaunchError::system("start its guard"))?;
+        let state = CoordinatorState::create(config.coordinator_restarts).map_err(
+            LaunchError::system("make a directory for the coordinator's journal"),
+        )?;
+        let guard = spawner.guard().and_then(|mut guard| {
+            if let (Some(state), Some(control)) = (&state, guard.control.as_mut()) {
+                control.write_all(state.line().as_bytes())?;
+            }
+            Ok(guard)
+        });
+        let guard = guard.map_err(LaunchError::system("start its guard"))?;
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -107,6 +149,7 @@ impl Job {
             failure: None,
             suspect: None,
             said: Vec::new(),
+            state,
             far,
             scratch: vec![0; READ_BYTES],
             token,
@@ -115,9 +158,37 @@ impl Job {
             sinks,
             host,
         };
+        if let Some(state) = &job.state {
+            let path = state.directory.path();
+            let args = &mut job.config.coordinator.args;
+            args.extend(["--state".into(), path.into()]);
+        }
         let command = job.config.coordinator.clone();
         job.launch(Member::Coordinator, &command, Input::Control);
         Ok(job)
+    }
+
+    /// Starts the coordinator again if a signal has ended it while the job runs, and it may be. Its journal has the
+    /// port, to which servers and workers return.
+    fn restarts_coordinator(&mut self, index: usize, exit: Exit) -> bool {
+        let process = &self.processes[index];
+        let is_its = process.member == Member::Coordinator && self.stage == Stage::Running;
+        let asks = [Signal::TERM, Signal::INT, Signal::HUP].map(Signal::as_raw);
+        let killed = matches!(exit, Exit::Signal(signal) if !asks.contains(&signal));
+        let Some(state) = self.state.as_mut().filter(|_| is_its && killed) else {
+            return false;
+        };
+        let Some(left) = state.restarts.checked_sub(1) else {
+            return false;
+        };
+        state.restarts = left;
+        let pid = process.pid_raw();
+        self.notice(&format!(
+            "coordinator (pid {pid}) {exit}; it is started again, {left} more may follow"
+        ));
+        let command = self.config.coordinator.clone();
+        self.launch(Member::Coordinator, &command, Input::Control);
+        true
     }
 
     /// Watches the job until it has ended and none of its processes is left.
@@ -204,10 +275,10 @@ impl Job {
         if self.processes[0].exit.is_none() {
             return;
         }
-        let groups: String = self.processes[1..]
-            .iter()
-            .map(|process| format!("{}\n", process.pid_raw()))
-            .collect();
+        let groups = self.processes[1..].iter();
+        let groups = groups.map(|process| format!("{}\n", process.pid_raw()));
+        let directory = self.state.as_ref().map(CoordinatorState::line);
+        let groups: String = groups.chain(directory).collect();
         let renewed = self.spawner.guard().and_then(|mut guard| {
             if let Some(control) = guard.control.as_mut() {
                 control.write_all(groups.as_bytes())?;
@@ -409,6 +480,9 @@ impl Job {
             let Some(exit) = self.processes[index].exit else {
                 continue;
             };
+            if self.restarts_coordinator(index, exit) {
+                continue;
+            }
             let member = self.processes[index].member;
             let unheard = self.processes[index].is_unheard() && self.stage < Stage::Workers;
             if !unheard && !self.is_failure(member, exit) {

@@ -1,8 +1,8 @@
 //! The guard: outlives the launcher by a moment, and kills the job's other processes that do.
 //!
-//! Its stdin is a stream from the launcher: first the job's mark, then one process group per line.
-//! At the end of file it searches `/proc` for members of the job and kills them until two scans in
-//! a row find none.
+//! Its stdin is a stream from the launcher: first the job's mark, then one process group per line, and
+//! `directory PATH` for one that the job leaves behind. At the end of file it searches `/proc` for members
+//! of the job and kills them until two scans in a row find none. Then it removes the directories.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,6 +14,8 @@ use tidewater_protocol::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
+/// Beginning of a line of the guard's input that names a directory.
+pub(super) const DIRECTORY: &str = "directory ";
 /// Prefix of the variable in `environ` that marks the processes of a job.
 const MARK: &str = "TIDEWATER_LAUNCH=";
 
@@ -23,7 +25,7 @@ const MARK: &str = "TIDEWATER_LAUNCH=";
 /// the job's process groups and in this session. Only a process that drops both escapes.
 ///
 /// # Errors
-/// `control` or `/proc` cannot be read, or a member survived [`KILL_TIMEOUT`].
+/// `control` or `/proc` cannot be read, a member survived [`KILL_TIMEOUT`], or a directory cannot be removed.
 ///
 /// # Cost
 /// Sleeps until the end of the job; then reads the `environ` of each process of this user.
@@ -31,7 +33,15 @@ pub fn guard(control: impl io::Read) -> io::Result<()> {
     let mut lines = BufReader::new(control).lines().map_while(Result::ok);
     let job = lines.next().filter(|mark| !mark.is_empty());
     let job = job.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "no mark came"))?;
-    let groups = lines.filter_map(|line| line.parse().ok()).collect();
+    let (mut groups, mut directories) = (BTreeSet::new(), BTreeSet::new());
+    for line in lines {
+        match line.strip_prefix(DIRECTORY) {
+            Some(path) => {
+                directories.insert(path.to_owned());
+            }
+            None => groups.extend(line.parse::<i32>().ok()),
+        }
+    }
     let me = i32::try_from(std::process::id()).map_err(io::Error::other)?;
     let (_, _, session) = read_stat(me).ok_or(io::ErrorKind::Unsupported)?;
     Sweep {
@@ -39,7 +49,14 @@ pub fn guard(control: impl io::Read) -> io::Result<()> {
         groups,
         session,
     }
-    .run()
+    .run()?;
+    for directory in directories {
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 struct Sweep {
