@@ -313,7 +313,9 @@ fn run_server(args: ServerArgs) -> Outcome {
         ServerProcess::start(&config, Deadline::after(args.join_timeout)).map_err(|error| {
             let exit = match error {
                 ServerProcessError::Agent(_) | ServerProcessError::JobFile(_) => 4,
-                ServerProcessError::Server(ServerError::Resume(_)) => holder::MEMORY_REFUSED,
+                ServerProcessError::Server(
+                    ServerError::Resume(_) | ServerError::ResumePanicked { .. },
+                ) => holder::MEMORY_REFUSED,
                 _ => 3,
             };
             complain(exit, error)

@@ -122,6 +122,17 @@ pub enum ServerError {
     /// The previous process's memory cannot be used.
     #[error("cannot go on with the memory of the server before: {0}")]
     Resume(#[from] ResumeError),
+    /// The code that reads the previous process's memory has panicked.
+    #[error(
+        "cannot go on with the memory of the server before: applier {applier} panicked while it read it: {message}; \
+         this is a defect, please report it"
+    )]
+    ResumePanicked {
+        /// Number of the applier.
+        applier: u16,
+        /// Message of the panic.
+        message: String,
+    },
     /// The previous process's memory lacks the table, or its table differs from the coordinator's.
     #[error(
         "table \"{table}\": the memory of the server before {why}; the job begins again without it"

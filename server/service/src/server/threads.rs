@@ -23,8 +23,8 @@ use super::{ServerConfig, ServerError, parked_flag_at};
 use crate::panics::panic_text;
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
-use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prealloc::Preallocator;
+use tidewater_engine::store::{ResumeError, ServerMemory};
 
 /// A prepared applier before its thread starts.
 pub(super) struct Idle {
@@ -81,9 +81,9 @@ fn prepare_one(
     let workers = (0..config.workers).map(WorkerId);
     let (shared, number) = (Arc::clone(memory), u32::from(a));
     let mut applier = match resume {
-        Some(preallocator) => {
-            Applier::resume(shared, number, workers, commands, preallocator, inbox_of)?
-        }
+        Some(preallocator) => resumed(a, || {
+            Applier::resume(shared, number, workers, commands, preallocator, inbox_of)
+        })?,
         None => Applier::new(shared, number, workers, commands)?,
     };
     applier.engine().set_pending_bytes(config.pending_bytes);
@@ -93,6 +93,17 @@ fn prepare_one(
         parker,
         handle,
     })
+}
+
+/// Makes applier `a` from the previous process's memory. A panic there is an error like refused memory: the server ends,
+/// and its holder starts the next one with new memory.
+fn resumed<T>(a: u16, resume: impl FnOnce() -> Result<T, ResumeError>) -> Result<T, ServerError> {
+    let made =
+        catch_unwind(AssertUnwindSafe(resume)).map_err(|panic| ServerError::ResumePanicked {
+            applier: a,
+            message: panic_text(&*panic).to_owned(),
+        })?;
+    Ok(made?)
 }
 
 /// Starts a thread for each prepared applier. If one cannot start, stops those before it.
@@ -275,6 +286,17 @@ mod tests {
 
     use super::super::BusyPoll;
     use super::*;
+
+    #[test]
+    fn panic_on_resume_refuses_the_memory() {
+        let refused = resumed::<()>(3, || panic!("index {} of 2", 5));
+        let refused = refused.unwrap_err();
+        assert!(
+            matches!(&refused, ServerError::ResumePanicked { applier: 3, message } if message == "index 5 of 2"),
+            "{refused}"
+        );
+        assert_eq!(resumed(0, || Ok(7)).unwrap(), 7);
+    }
 
     fn config() -> ServerConfig {
         ServerConfig::new(JobToken::new([1; 32]), ClusterId(1)).unwrap()
