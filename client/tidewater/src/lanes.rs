@@ -233,6 +233,11 @@ impl Lanes {
         self.all.get(lane).is_some_and(|l| l.mapping.is_some())
     }
 
+    /// Number of server restarts with preserved memory that the links have followed.
+    pub(crate) const fn followed(&self) -> u64 {
+        self.followed
+    }
+
     /// Whether a lane is marked as broken and must be recovered before use.
     pub(crate) fn is_broken(&self, lane: usize) -> bool {
         self.all.get(lane).is_some_and(|l| l.broken.is_some())

@@ -335,13 +335,15 @@ impl LaneReads {
 }
 
 /// Runs `read` on a lane. If the lane breaks, it recovers the lane and runs `read` again from its begin, until the
-/// deadline. A late or refused read is an error at once.
+/// deadline. A late read is an error at once, and so is a refused one, except over verbs: there a device takes the memory
+/// of a process that dies before its queue pairs, and a read is refused that the successor will serve.
 fn recovering(
     lanes: &mut Lanes,
     lane: usize,
     deadline: Deadline,
     mut read: impl FnMut(&mut dyn ClientLane) -> Result<(), LaneError>,
 ) -> Result<(), ClientError> {
+    let mut refused = None;
     loop {
         // An earlier call may have given the lane up at its deadline, which is not this one's.
         if lanes.is_broken(lane) {
@@ -361,8 +363,12 @@ fn recovering(
             // A refused read would be refused again: the table was released, or this client is in
             // error.
             Err(e @ LaneError::Access { .. }) => {
+                let may_die = lanes.get(lane).lane().transport() == TransportKind::Verbs;
+                let before = refused.replace(lanes.followed());
                 lanes.failed(lane, e.clone());
-                return Err(e.into());
+                if !may_die || before == refused {
+                    return Err(e.into());
+                }
             }
             Err(e) => match lanes.failed(lane, e) {
                 Interrupt::Failed(e) => return Err(e),
