@@ -1,11 +1,11 @@
-//! `kill -9` of servers with holders that keep their memory: workers with warm tables go on by themselves, no
-//! acknowledged push is lost and none counts twice.
+//! `kill -9` of servers with holders that keep their memory (long: all kinds of calls over a death): workers with warm
+//! tables go on by themselves, no acknowledged push is lost and none counts twice.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tidewater::{Client, JoinOptions, PullOptions, SyncMode, Table, TableBuilder};
+use tidewater::{Client, JoinOptions, PullOptions, ReduceOp, SyncMode, Table, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::table::{Durability, Optimizer, PushOp, Reduce};
@@ -14,6 +14,7 @@ use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::by_hand::Cluster;
+use crate::proc::Process;
 use crate::restarts::{RESTARTS, held, held_cluster, held_cluster_of};
 use crate::rig::LIMIT;
 
@@ -177,11 +178,74 @@ fn kills_at_warm_lose_and_double_no_push() {
     }
 }
 
+/// Rounds of collective calls.
+const ROUNDS: u64 = 300;
+
+/// Calls that have tables of their own, collective ones and positions, go on in a job of warm tables: the death of a server
+/// begins nothing again.
+#[test]
+fn calls_with_tables_of_their_own_go_on() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let cluster = held_cluster(2);
+        let holders = cluster.server_processes();
+        let done = AtomicU64::new(0);
+        let work = |rank: u32| {
+            let options = JoinOptions {
+                rank: Some(rank),
+                ..cluster.options(transport)
+            };
+            let job = options.join().unwrap().into_job().unwrap();
+            let mut client = job.client(SyncMode::Asp).unwrap();
+            client.set_timeout(CALL);
+            client.set_clock_timeout(CALL);
+            let tables = Tables::create(&mut client);
+            let keys: Vec<u64> = (0..ROWS).collect();
+            for round in 0..ROUNDS {
+                tables.push(&mut client, &keys);
+                let mut values = [round as i64, i64::from(rank), 1];
+                client.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+                assert_eq!(values, [2 * round as i64, 1, 2]);
+                let position = (round + u64::from(rank) * ROUNDS).to_le_bytes();
+                client.set_position(&position).unwrap();
+                client.flush().unwrap();
+                assert_eq!(client.position().unwrap(), Some(position.to_vec()));
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            let seen = tables.pull(&mut client, &keys);
+            assert_eq!(seen[1], vec![2 * ROUNDS as i64; ROWS as usize]);
+            client.finish().unwrap();
+        };
+        let mut kills = 0;
+        std::thread::scope(|scope| {
+            let workers = [0, 1].map(|rank| scope.spawn(move || work(rank)));
+            while !workers.iter().any(|worker| worker.is_finished()) {
+                // Some rounds between two kills, the first one after the tables are there.
+                let from = done.load(Ordering::Relaxed);
+                if from < (kills + 1) * 40 {
+                    std::thread::sleep(Duration::from_millis(1));
+                } else if let [server] = &holders[(kills % 2) as usize].children()[..] {
+                    server.kill_if_there();
+                    kills += 1;
+                }
+            }
+            for worker in workers {
+                worker.join().unwrap();
+            }
+        });
+        assert!(kills > 5, "{transport:?}: {kills} kills");
+        println!("{transport:?}: {kills} kills");
+    }
+}
+
 /// Over verbs: memory regions and queue pairs end with their process, and each session gets new ones.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn kills_at_warm_lose_and_double_no_push_on_verbs() {
-    kill_servers(TransportChoice::Verbs, 10);
+    let kills = match std::env::var_os("TIDEWATER_TEST_FULL") {
+        Some(_) => 60,
+        None => 10,
+    };
+    kill_servers(TransportChoice::Verbs, kills);
 }
 
 /// Iterations of a training.
@@ -204,6 +268,36 @@ fn trained_tables(client: &mut Client) -> [Table<f32>; 3] {
         let table = table.durability(Durability::Warm);
         client.create_table::<f32>(table.spec()).unwrap()
     })
+}
+
+/// Kills one of two servers after the other, `kills` times or until the training is over; returns the number. Each second
+/// kill hits workers that may recover from the one before; then they go on. `ticks` counts those of both workers.
+fn kill_in_pairs(
+    holders: &[Process],
+    kills: u32,
+    ticks: &AtomicU64,
+    is_over: impl Fn() -> bool,
+) -> u32 {
+    let mut killed = 0_u32;
+    while killed < kills && !is_over() {
+        std::thread::sleep(Duration::from_micros(
+            3_000 + u64::from(killed) * 977 % 9_000,
+        ));
+        // None is there while it starts, and when the workers have finished meanwhile.
+        let [server] = &holders[(killed % 2) as usize].children()[..] else {
+            continue;
+        };
+        server.kill_if_there();
+        let at = ticks.load(Ordering::Relaxed);
+        killed += 1;
+        std::thread::sleep(Duration::from_millis(100));
+        let until = Deadline::after(LIMIT);
+        while killed.is_multiple_of(2) && ticks.load(Ordering::Relaxed) < at + 2 && !is_over() {
+            assert!(!until.passed(), "kill {killed}: no iteration ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    killed
 }
 
 /// Two workers train three tables under BSP, with gradients of what they pull, while servers are killed until the
@@ -256,7 +350,7 @@ fn train(transport: TransportChoice, kills: u32) -> ([Vec<u32>; 3], u32) {
         client.finish().unwrap();
         values.map(|values| values.into_iter().map(f32::to_bits).collect())
     };
-    let mut killed = 0_u32;
+    let mut killed = 0;
     let values = std::thread::scope(|scope| {
         let workers = [0, 1].map(|rank| scope.spawn(move || work(rank)));
         let until = Deadline::after(LIMIT);
@@ -265,28 +359,8 @@ fn train(transport: TransportChoice, kills: u32) -> ([Vec<u32>; 3], u32) {
             assert!(!is_late, "a worker did not join");
             std::thread::sleep(Duration::from_millis(1));
         }
-        while killed < kills && !workers.iter().any(|worker| worker.is_finished()) {
-            std::thread::sleep(Duration::from_micros(
-                3_000 + u64::from(killed) * 977 % 9_000,
-            ));
-            // None is there while it starts, and when the workers have finished meanwhile.
-            let [server] = &holders[(killed % 2) as usize].children()[..] else {
-                continue;
-            };
-            server.kill_if_there();
-            let at = ticks.load(Ordering::Relaxed);
-            killed += 1;
-            // Each second kill hits workers that may recover from the one before; then they go on.
-            std::thread::sleep(Duration::from_millis(100));
-            let until = Deadline::after(LIMIT);
-            while killed.is_multiple_of(2)
-                && ticks.load(Ordering::Relaxed) < at + workers.len() as u64
-                && !workers.iter().any(|worker| worker.is_finished())
-            {
-                assert!(!until.passed(), "kill {killed}: no iteration ends");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        let is_over = || workers.iter().any(|worker| worker.is_finished());
+        killed = kill_in_pairs(&holders, kills, &ticks, is_over);
         workers.map(|worker| worker.join().unwrap())
     });
     let [first, second] = values;
@@ -299,7 +373,7 @@ fn train(transport: TransportChoice, kills: u32) -> ([Vec<u32>; 3], u32) {
 fn killed_servers_leave_the_bits_of_bsp() {
     let (calm, _) = train(TransportChoice::Shm, 0);
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let (values, kills) = train(transport, u32::MAX);
+        let (values, kills) = train(transport, 20);
         assert_eq!(values, calm, "{transport:?}, {kills} kills");
         assert!(kills > 0, "no server was killed");
         println!("{transport:?}: {kills} kills, equal bits");

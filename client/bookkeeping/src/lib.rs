@@ -4,8 +4,8 @@
 //! [pairs of RDMA ports](paths) that carry no packets, [since when](stall_detector) a lane has been silent, the
 //! [versions] that a pull has read, the [frames](frame_runs) of a push, and the rows of [collective] calls. Also the
 //! [schedules](schedule) of rates, the [sizes](lane_memory) of rings, the [bytes](in_flight) that a call reads ahead, and
-//! the rule of [slow](pace) workers; the [verdict](validation) on rows that were read, and the [pieces] of a table that
-//! frames of a function cover.
+//! the rule of [slow](pace) workers; the [verdict](validation) on rows that were read, the [pieces] of a table that
+//! frames of a function cover, and the rows of [positions](position) in a worker's data.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ pub mod locations;
 pub mod pace;
 pub mod paths;
 pub mod pieces;
+pub mod position;
 pub mod push_options;
 pub mod reject_text;
 pub mod rejects;

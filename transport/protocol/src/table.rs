@@ -385,14 +385,28 @@ impl Serialize for TableSpec {
     }
 }
 
+/// Names of the tables that calls of the client create by themselves: collective calls two, then `set_position`, and the
+/// watcher of the walltime.
+pub const LIBRARY_TABLES: [&str; 4] = [
+    "tidewater/collective",
+    "tidewater/collective-parts",
+    "tidewater/position",
+    "tidewater/walltime",
+];
 /// Names of the transient tables, in which collective calls exchange values. They are part of no saved model.
-pub const TRANSIENT_TABLES: [&str; 2] = ["tidewater/collective", "tidewater/collective-parts"];
+pub const TRANSIENT_TABLES: [&str; 2] = [LIBRARY_TABLES[0], LIBRARY_TABLES[1]];
 
 impl TableSpec {
     /// Whether the table is one of [`TRANSIENT_TABLES`], by its name: it holds only values that collective calls
     /// exchange. It is part of no saved model, and its clock domain does not count as used.
     pub fn is_transient(&self) -> bool {
         TRANSIENT_TABLES.contains(&self.name.as_str())
+    }
+
+    /// Whether the table is one of [`LIBRARY_TABLES`], by its name: no program has asked for it. Where all other tables
+    /// of its job are warm and servers keep their memory, the coordinator makes it warm.
+    pub fn is_library(&self) -> bool {
+        LIBRARY_TABLES.contains(&self.name.as_str())
     }
 
     /// Whether appliers write each result into a redo record before they store it, so that a successor process can

@@ -4,9 +4,10 @@
 //! A position is a row of a table of the job, by rank. Under BSP and SSP it takes effect at the tick, like
 //! the pushes of its iteration: a checkpoint holds the position that belongs to its parameters.
 
+use tidewater_bookkeeping::position::{COLUMNS, WORDS, decode, encode};
 use tidewater_protocol::limits::POSITION_BYTES_MAX;
 use tidewater_protocol::mutants::{Mutant, on};
-use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_protocol::table::{LIBRARY_TABLES, PushOp, Reduce};
 use tidewater_protocol::wire::control::Resumed;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
@@ -16,14 +17,8 @@ use crate::error::ClientError;
 use crate::pull::{Missing, PullOptions};
 use crate::table::{Table, TableBuilder};
 
-/// Name of the sparse table that holds each worker's data position, by rank.
-const NAME: &str = "tidewater/position";
-const WORD: usize = size_of::<i64>();
-/// Words (8 bytes) of a position's row: the length in bytes plus 1, then the bytes.
-const WORDS: usize = 1 + POSITION_BYTES_MAX / WORD;
-/// Number of columns of the table of positions, equal to `WORDS`.
-const COLUMNS: u32 = 33;
-const _: () = assert!(COLUMNS as usize == WORDS);
+/// Sparse table that holds each worker's data position, by rank.
+const NAME: &str = LIBRARY_TABLES[2];
 
 /// State of a client for resuming: whether the job takes checkpoints, which one it continues from, and the table of
 /// positions.
@@ -83,24 +78,15 @@ impl Client {
         let op = "set_position";
         self.check_worker(op)?;
         first_only(op, self.guard.thread())?;
-        if position.len() > POSITION_BYTES_MAX {
-            return Err(ClientError::Argument {
-                op,
-                table: NAME.into(),
-                what: format!(
-                    "{} bytes are more than {POSITION_BYTES_MAX}; keep the rest in a table",
-                    position.len()
-                ),
-            });
-        }
+        let row = encode(position).ok_or_else(|| ClientError::Argument {
+            op,
+            table: NAME.into(),
+            what: format!(
+                "{} bytes are more than {POSITION_BYTES_MAX}; keep the rest in a table",
+                position.len()
+            ),
+        })?;
         let table = self.position_table()?;
-        let mut row = [0; WORDS];
-        row[0] = position.len() as i64 + 1;
-        for (word, bytes) in row[1..].iter_mut().zip(position.chunks(WORD)) {
-            let mut padded = [0; WORD];
-            padded[..bytes.len()].copy_from_slice(bytes);
-            *word = i64::from_le_bytes(padded);
-        }
         let pushed = self.push_rows(&table, &[self.rank.0.into()], &row, PushOp::Assign);
         self.resume.table = Some(table);
         pushed.map(drop)
@@ -129,22 +115,11 @@ impl Client {
         let pulled = self.pull_rows(&table, &[self.rank.0.into()], &mut row, options);
         self.resume.table = Some(table);
         pulled?;
-        let Some(length) = row[0].checked_sub(1).filter(|length| *length >= 0) else {
-            return Ok(None);
-        };
-        let bytes: Vec<u8> = row[1..]
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect();
-        let position = usize::try_from(length).ok();
-        match position.and_then(|length| bytes.get(..length)) {
-            Some(position) => Ok(Some(position.to_vec())),
-            None => Err(ClientError::Argument {
-                op,
-                table: NAME.into(),
-                what: format!("a position of {length} bytes; is the table one of another program?"),
-            }),
-        }
+        decode(&row).map_err(|length| ClientError::Argument {
+            op,
+            table: NAME.into(),
+            what: format!("a position of {length} bytes; is the table one of another program?"),
+        })
     }
 
     fn position_table(&mut self) -> Result<Table<i64>, ClientError> {

@@ -27,6 +27,7 @@ mod signals;
 mod stop;
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::table::LIBRARY_TABLES;
 
 use crate::error::ClientError;
 use crate::session::Client;
@@ -35,7 +36,7 @@ pub use signals::Signals;
 pub use stop::StopSign;
 
 /// Name of the table and of the barrier by which workers agree to stop.
-const NAME: &str = "tidewater/walltime";
+const NAME: &str = LIBRARY_TABLES[3];
 
 /// Watcher for SIGTERM, SIGUSR1 and `tidewater stop`, which ends all workers of a job at one step. All workers must
 /// use it.

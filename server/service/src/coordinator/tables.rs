@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use tidewater_protocol::ids::{ServerId, TableId};
 use tidewater_protocol::limits::{PARTITIONS_AUTO, TABLES_MAX};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::{Placement, default_partitions};
-use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::table::difference::difference;
+use tidewater_protocol::table::{Durability, TableSpec};
 use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
@@ -53,8 +54,11 @@ impl Coordinator {
         &mut self,
         asker: Asker,
         namespace: &str,
-        spec: TableSpec,
+        mut spec: TableSpec,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        if spec.is_library() {
+            spec.durability = self.durability_beside(namespace, &spec);
+        }
         if let Some(id) = self.table_named(namespace, &spec.name) {
             return self.table_when_ready(asker, id, Some(&spec));
         }
@@ -67,6 +71,29 @@ impl Coordinator {
             self.make_table(id);
         }
         Ok(None)
+    }
+
+    /// Durability of a table that a call of the client creates by itself: that of the existing one; warm where all other
+    /// tables of the job are and all servers have holders. Otherwise it would end what the other tables promise.
+    fn durability_beside(&self, namespace: &str, spec: &TableSpec) -> Durability {
+        if let Some(id) = self.table_named(namespace, &spec.name)
+            && let Some(table) = self.tables.get(&id)
+        {
+            return table.info.spec.durability;
+        }
+        let mut tables = self.tables.values().map(|table| (table, &table.info.spec));
+        let are_warm = tables.all(|(table, spec)| {
+            table.namespace != namespace || spec.is_library() || spec.durability == Durability::Warm
+        });
+        let are_held = self.servers.values().all(|server| server.restarts > 0);
+        match are_warm
+            && are_held
+            && !self.servers.is_empty()
+            && !mutants::on(Mutant::LibraryTablesLost)
+        {
+            true => Durability::Warm,
+            false => spec.durability,
+        }
     }
 
     pub(super) fn open_table(

@@ -2,7 +2,7 @@
 
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::{PARKED_MAX, RESUME_TIMEOUT, SUCCESSOR_TIMEOUT};
-use tidewater_protocol::table::Durability;
+use tidewater_protocol::table::{Durability, LIBRARY_TABLES};
 use tidewater_protocol::wire::control::{ServerEnd, ServerRestart};
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 
@@ -358,6 +358,39 @@ fn job_goes_on_when_successor_serves_its_tables() {
     assert_eq!(rig.answer(w0, 3), None);
     rig.barrier(w1, 5, "before");
     assert_eq!(rig.answer(w0, 3), Some(Answer::Done));
+}
+
+/// A table that a call of the client creates is warm where all others are and servers have holders; the second worker, which
+/// asks for the same, gets it.
+#[test]
+fn library_tables_are_warm_beside_warm_ones() {
+    let own = || spec(LIBRARY_TABLES[0]);
+    for (first, expected) in [(warm("a"), Durability::Warm), (spec("a"), Durability::None)] {
+        let (mut rig, servers, workers) = with(first);
+        rig.ask(workers[0], 3, Ask::CreateTable(own()));
+        for server in servers {
+            rig.obey(server, &CommandReply::Done);
+        }
+        rig.ask(workers[1], 3, Ask::CreateTable(own()));
+        for worker in workers {
+            let Some(Answer::Table(table)) = rig.answer(worker, 3) else {
+                panic!("{:?}", rig.actions)
+            };
+            assert_eq!(table.spec.durability, expected);
+        }
+    }
+    // Without holders no table can be warm.
+    let mut rig = Rig::new(2, 2, LostWorker::FailJob, false);
+    let servers = [rig.server(0), rig.server(1)];
+    let workers = [rig.worker(0), rig.worker(1)];
+    rig.ask(workers[0], 2, Ask::CreateTable(own()));
+    for server in servers {
+        rig.obey(server, &CommandReply::Done);
+    }
+    let Some(Answer::Table(table)) = rig.answer(workers[0], 2) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(table.spec.durability, Durability::None);
 }
 
 /// A table that the memory has not, a successor without memory, a table that is not warm: the job begins again.
