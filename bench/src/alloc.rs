@@ -23,7 +23,7 @@ thread_local! {
 
 static PROCESS: AtomicU64 = AtomicU64::new(0);
 
-/// Allocations of this thread so far; 0 unless [`Counting`] is the program's allocator.
+/// Allocations and reallocations of this thread so far; 0 unless [`Counting`] is the program's allocator.
 #[inline]
 pub fn of_thread() -> u64 {
     HERE.get()

@@ -150,7 +150,7 @@ pub struct Client {
     async_pulls: AsyncPulls,
     pins: Vec<versions::Pin>,
     by_lane: Vec<Vec<u32>>,
-    /// Progress of the push under way on each lane: number of built rows, or the next element.
+    /// Progress of the push, or deletion of keys, under way on each lane: number of built rows, or the next element.
     lane_next: Vec<u64>,
     /// Payload bytes of the frame that waits for room on each lane; 0: none.
     lane_waits: Vec<usize>,

@@ -77,8 +77,9 @@ pub struct ClusterConfig {
     pub membership_log: Option<PathBuf>,
     /// Policy of periodic checkpoints; the job resumes from the newest one.
     pub checkpoint: Option<CheckpointPolicy>,
-    /// Network or RDMA device near which threads and memory are placed; `None`: that of the address listened
-    /// on.
+    /// Network or RDMA device near which threads and memory are placed; `None`: the one with the IP address that is
+    /// advertised, or else with the one listened on. If that is a wildcard address, it is the only device that is up,
+    /// or the node on which all of them are. For a loopback address there is none.
     pub nic: Option<String>,
     /// Whether the used part of both memories of each server is locked in RAM (`mlock`).
     pub mlock: bool,

@@ -300,7 +300,8 @@ fn coordinator_restarted(
     without_coordinator(cluster, time, format!("coordinator, gone for {time:?}"))
 }
 
-/// Goes on without a coordinator for `time`, then starts it again.
+/// Goes on without a coordinator, which has ended, for `time`, then starts it again and waits until the cluster has
+/// recovered. The outcome is broken if a worker has no acknowledgement in `time`, or the cluster does not recover.
 fn without_coordinator(
     cluster: &mut FaultCluster,
     time: Duration,

@@ -125,7 +125,8 @@ impl Ends {
     }
 }
 
-/// Registers memory of `bytes` bytes for the lane's peer; returns its start address.
+/// Allocates `bytes` bytes with arbitrary contents and registers them for the lane's peer; returns their start address.
+/// `memory` is the number of the server memory, as in [`RegisteredRegion`].
 fn export(
     exports: &RegionTable,
     bytes: usize,

@@ -346,8 +346,9 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Sends a request to the coordinator without waiting for the answer, and returns its number; [`Self::answer`]
-    /// takes that number. A request that is invalid fails with `ClientError::Argument` and is not sent.
+    /// Sends a request to the coordinator without waiting for the answer, or keeps it until a lost coordinator is back.
+    /// Returns its number, which [`Self::answer`] takes. A request that is invalid fails with `ClientError::Argument`
+    /// and is not sent.
     fn start(
         &mut self,
         op: &'static str,

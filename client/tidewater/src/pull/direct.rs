@@ -172,8 +172,9 @@ fn prefetch_locations(table: &TableState, keys: &[u64], first: usize) {
     }
 }
 
-/// Copies one row to `out`, and validates its checksum, or without `validate` only its version. Adds its index `n` in
-/// the keys to `todo` if it fails, and counts it in `tried`.
+/// Copies one row to `out`, and validates its checksum, or without `validate` only its version. If it is valid and its
+/// slot was not given to another key, counts it as accepted in `tried`. Otherwise adds its index `n` in the keys to
+/// `todo`, and counts it as rejected in `tried` if it is not valid.
 #[allow(
     clippy::too_many_arguments,
     reason = "inlined; a struct of them would be built for each row"

@@ -213,12 +213,12 @@ impl Client {
     }
 
     /// Starts a save like [`Client::save`], without waiting for it. Pulls and pushes may follow at once. Under BSP
-    /// and SSP the save is of this worker's clocks. Its next tick and [`Client::finish`] therefore fail until
-    /// [`Client::finish_save`] or [`Client::test_call`] has seen the end of the save. If its call is dropped, they
-    /// fail until the save is over.
+    /// and SSP the save is of this worker's clocks. Once the worker has ticked, its next tick and [`Client::finish`]
+    /// therefore fail until [`Client::finish_save`] or [`Client::test_call`] has seen the end of the save. If its call
+    /// is dropped, they fail until the save is over or `timeout` has passed.
     ///
     /// # Errors
-    /// A relative directory that cannot be made absolute; a lost connection.
+    /// [`ClientError::Observer`] for an observer; a relative directory that cannot be made absolute; a lost connection.
     ///
     /// # Examples
     /// ```

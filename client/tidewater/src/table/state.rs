@@ -400,9 +400,9 @@ impl TableState {
         }
     }
 
-    /// Read of a lane's extent table around entry `number`, and the number of the first entry read. It covers a page
-    /// of neighbours, so that a client that is new to a table does not read once for each extent. `None` for an
-    /// entry past the table.
+    /// Read of a lane's extent table around entry `number`, and the number of the first entry read. Entries are
+    /// numbered from 1. The read covers a page of neighbours, so that a client that is new to a table does not read
+    /// once for each extent. `None` for entry 0 or one past the table, and for a lane without a known extent table.
     pub(crate) fn extents_op(&self, lane: usize, number: u16) -> Option<(ReadOp, u16)> {
         let table = self.sparse.get(lane)?.table?;
         let entries = table.len / LINE_BYTES as u64;

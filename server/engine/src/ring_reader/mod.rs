@@ -475,8 +475,8 @@ impl Ring {
         }
     }
 
-    /// Writes `bytes` at byte `at` of the client's mailbox. No effect while the lane is broken: what
-    /// matters is sent again after the recovery.
+    /// Writes `bytes` at byte `at`, a multiple of 8, of the client's mailbox. The lane may keep them until it is
+    /// signalled. No effect while the lane is broken: what matters is sent again after the recovery.
     ///
     /// # Errors
     /// [`LaneError`] when the lane has failed: the caller ends it.

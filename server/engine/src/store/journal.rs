@@ -194,7 +194,11 @@ struct Read {
     state: Vec<Vec<u8>>,
 }
 
-/// Reads the entries of a journal block; `None` for a block that is not complete.
+/// Reads the entries of a journal block, up to the first that is damaged or was not written completely. `None` for a
+/// block in which the state at its beginning is not complete.
+///
+/// # Errors
+/// [`StoreError`] if the block does not lie inside private memory.
 fn read(memory: &ServerMemory, block: Block) -> Result<Option<Read>, StoreError> {
     let words = memory.private.region().words(block.at, block.len)?;
     let first = words.load(0);

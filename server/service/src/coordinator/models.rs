@@ -62,7 +62,8 @@ pub(super) enum Step {
     BeginSave { clocks: Vec<DomainClock> },
     /// The checkpoints of the job are being listed.
     Finding,
-    /// Servers hold the clocks of these domains for a checkpoint.
+    /// Servers hold the clocks of the job, or are ordered to, for a checkpoint at a tick of these domains. `missing`
+    /// have not answered. `furthest` has the greatest clock of each domain in the answers, `refused` the first refusal.
     Holding {
         domains: BTreeSet<DomainId>,
         missing: BTreeSet<ServerId>,

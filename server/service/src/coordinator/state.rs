@@ -248,7 +248,8 @@ pub struct Coordinator {
     pub(super) checkpoint: Option<CheckpointPolicy>,
     /// Servers that have ended and are to be restarted by their holder, until their successors join.
     pub(super) absent: BTreeMap<ServerId, Absent>,
-    /// Workers and observers that have not rejoined since a server was restarted.
+    /// Connected workers and observers that have not rejoined since their job began again after the restart of a server
+    /// without its memory. Their requests are refused.
     pub(super) outdated: BTreeSet<PeerId>,
     /// Recovery state, if there is a journal.
     pub(super) recovery: Option<Box<RecoveryState>>,

@@ -127,8 +127,9 @@ pub struct ServerConfig {
     pub functions: ServerFunctions,
     /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
-    /// Network or RDMA device near which appliers and memory are placed; `None`: that of the address listened
-    /// on.
+    /// Network or RDMA device near which appliers and memory are placed; `None`: the one with the IP address that is
+    /// advertised, or else with the one listened on. If that is a wildcard address, it is the only device that is up,
+    /// or the node on which all of them are. For a loopback address there is none.
     pub nic: Option<String>,
     /// TCP address to listen on, port 0 for any free port; `None` for no TCP.
     pub tcp: Option<SocketAddr>,

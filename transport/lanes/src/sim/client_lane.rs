@@ -47,7 +47,7 @@ impl SimClientLane {
     }
 
     /// Starts the call `op`: a yield point, at which another task may run and the adversary may break the
-    /// link. Fails when the client has learnt that the link is broken.
+    /// link. Fails when the client has learnt that the link is broken, or an earlier call has broken the lane.
     fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.world.0.step();
         let mut core = self.world.0.lock();

@@ -48,7 +48,8 @@ pub(super) struct Stream {
     /// Posts in flight: sent, and not completely placed.
     pub(super) flying: VecDeque<Post>,
     pub(super) scheduled: bool,
-    /// Number of parts still placed after a break, as zombies.
+    /// `None` before the link breaks. Afterwards the number of placements that are due, counted down: each but the last
+    /// places one more part, as a zombie; the last one drops the posts in flight.
     pub(super) zombies: Option<u64>,
 }
 

@@ -103,7 +103,7 @@ pub enum RejectReason {
     },
     /// The version to be pinned is not kept any more, or not yet.
     NotKept {
-        /// Oldest version of which all later ones are kept.
+        /// Oldest version such that it and all later ones are kept.
         oldest: u64,
         /// Newest version of the applier.
         newest: u64,

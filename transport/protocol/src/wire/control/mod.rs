@@ -97,7 +97,8 @@ pub trait Answer: Message {
 /// that of this request, or of the one that is answered; 0 for a notice. On an error `out` is unchanged.
 ///
 /// # Errors
-/// A field, or the complete message, is over its limit.
+/// A field has a value that the message does not allow, such as an empty name or an invalid table definition. A field,
+/// or the complete message, is over its limit.
 pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(), WireError> {
     message.validate()?;
     frame::append_with(out, M::KIND, |out| {
@@ -112,7 +113,7 @@ pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(),
 /// Decodes and validates the message in a control frame. Returns the request's id and the message.
 ///
 /// # Errors
-/// The frame is of another kind, is malformed, or holds a field over its limit.
+/// The frame is of another kind or malformed, or a field has a value that the message does not allow or is over its limit.
 pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
     check_kind::<M>(frame.kind())?;
     decode_body(frame.body())
