@@ -136,7 +136,12 @@ fn by_module(tree: &Tree, files: &BTreeMap<String, Executions>) -> BTreeMap<Stri
 /// Top-level module of a file of a crate: `server/engine/src/store/rows.rs` is in `server/engine/src/store`.
 fn module_of(area: &str, path: &str) -> String {
     let source = format!("{area}/src/");
-    let inside = path.strip_prefix(&source).unwrap_or(path);
+    let Some(inside) = path.strip_prefix(&source) else {
+        // Examples and benchmarks.
+        let inside = path.strip_prefix(area).unwrap_or(path);
+        let folder = inside.trim_start_matches('/').split('/').next();
+        return format!("{area}/{}", folder.unwrap_or(inside));
+    };
     let first = inside.split('/').next().unwrap_or(inside);
     let name = match first {
         "bin" => inside,
@@ -225,6 +230,7 @@ mod tests {
             ("a/src/b.rs", "mod c;\n"),
             ("a/src/b/c.rs", "fn f() {}\n"),
             ("a/src/b/tests.rs", "fn f() {}\n"),
+            ("a/examples/e.rs", "fn main() {}\n"),
             ("tests/Cargo.toml", "[package]\n"),
             ("tests/all.rs", "fn f() {}\n"),
         ];
@@ -243,6 +249,8 @@ mod tests {
         );
         assert_eq!(found["a/src/b"], Covered { lines: 3, hit: 1 });
         assert_eq!(found.len(), 1);
+        let found = modules("SF:/tree/a/examples/e.rs\nDA:1,0\n");
+        assert_eq!(found["a/examples"], Covered { lines: 1, hit: 0 });
     }
 
     #[test]
