@@ -14,6 +14,7 @@ use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock;
 
 fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
     let mut out = vec![0; keys.len() * table.dim()];
@@ -44,6 +45,33 @@ fn a_frame_that_comes_twice_is_applied_once() {
         let state = raw.wait_consumed(tail);
         assert_eq!((state.applied_seq, state.rejected), (2, 0), "{transport}");
         assert_eq!(pull(&mut client, &table, &[7]), [2, 20], "{transport}");
+    }
+}
+
+/// A pull of rows from mapped memory that waits for nothing reads no clock: that takes 20 ns, a pull of one row 50.
+#[test]
+fn pulls_from_mapped_memory_read_no_clock() {
+    let cluster = Cluster::start(Shm, 1, 1, 1);
+    let mut client = cluster.client(0, SyncMode::Asp);
+    let rows = TableBuilder::rows::<i64>("rows", 64, 2);
+    let sparse = TableBuilder::sparse::<i64>("sparse", 2);
+    for spec in [rows, sparse] {
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let push = client
+            .push_rows(&table, &[7], &[1, 10], PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&push).unwrap();
+        // The first pull asks the server for the location.
+        assert_eq!(pull(&mut client, &table, &[7]), [1, 10]);
+        // Each read of a virtual clock advances it.
+        let at = clock::now();
+        clock::set_virtual(Some(at));
+        for _ in 0..100 {
+            assert_eq!(pull(&mut client, &table, &[7]), [1, 10]);
+        }
+        let after = clock::virtual_now();
+        clock::set_virtual(None);
+        assert_eq!(after, Some(at), "{table:?}");
     }
 }
 

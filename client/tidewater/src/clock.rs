@@ -232,7 +232,7 @@ impl WorkerClock {
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.keep_alive()?;
-        lanes.send_held(Deadline::after(self.deadline))?;
+        lanes.send_held_in(self.deadline)?;
         match self.awaited(domain) {
             None => Ok(()),
             Some(need) => {

@@ -1,5 +1,7 @@
 //! Frames are built in rings, held, and sent; a call that finds a ring full waits for room.
 
+use std::time::Duration;
+
 use super::lane::call_slot;
 use super::{Interrupt, LaneRefusal, Lanes};
 use crate::error::ClientError;
@@ -91,6 +93,16 @@ impl Lanes {
             return Ok(());
         }
         self.send_all(deadline)
+    }
+
+    /// As [`Self::send_held`], with a deadline from now on: the clock, which takes a third of a pull of one row, is read only
+    /// where a lane holds frames.
+    #[inline]
+    pub(crate) fn send_held_in(&mut self, time: Duration) -> Result<(), ClientError> {
+        match self.holds || mutants::on(Mutant::PullReadsClock) {
+            true => self.send_held(Deadline::after(time)),
+            false => Ok(()),
+        }
     }
 
     /// Sends all unsent frames of every lane: held ones, and those that a failed call has left.
