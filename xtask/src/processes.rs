@@ -13,6 +13,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Interval between two looks at processes that are ending.
 const LOOK: Duration = Duration::from_millis(50);
+/// Looks in a row that find nothing before nothing is left, and the time between them: a process that executes its program at
+/// one look has no environment then.
+const EMPTY_LOOKS: u32 = 2;
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// What happened to a run.
 #[derive(Debug)]
@@ -162,17 +166,19 @@ pub(crate) fn end(find: impl Fn() -> Vec<Marked>, grace: Duration) {
     }
 }
 
-/// Whether `find` returns nothing, at once or after at most `grace`.
+/// Whether `find` returns nothing [`EMPTY_LOOKS`] times in a row, at once or after at most `grace`.
 pub(crate) fn gone_within(find: impl Fn() -> Vec<Marked>, grace: Duration) -> bool {
     let until = Instant::now() + grace;
+    let mut empty = 0;
     loop {
-        if find().is_empty() {
+        empty = if find().is_empty() { empty + 1 } else { 0 };
+        if empty == EMPTY_LOOKS {
             return true;
         }
-        if Instant::now() >= until {
+        if empty == 0 && Instant::now() >= until {
             return false;
         }
-        thread::sleep(LOOK);
+        thread::sleep(if empty > 0 { AGAIN } else { LOOK });
     }
 }
 
@@ -213,6 +219,27 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(gone_within(find, Duration::from_secs(60)), "{:?}", find());
+    }
+
+    /// One look may miss a process that executes its program at that moment.
+    #[test]
+    fn process_that_one_look_misses_is_not_gone() {
+        let looks = std::cell::Cell::new(0);
+        let find = || {
+            looks.set(looks.get() + 1);
+            let process = Marked {
+                pid: 1,
+                value: String::new(),
+                command: String::new(),
+            };
+            if looks.get() == 1 {
+                Vec::new()
+            } else {
+                vec![process]
+            }
+        };
+        assert!(!gone_within(find, Duration::ZERO));
+        assert!(gone_within(Vec::new, Duration::ZERO));
     }
 
     #[test]
