@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use tidewater::connect::ConnectConfig;
 use tidewater::link::ServerLink;
 use tidewater::{ClientError, PullOptions, TableBuilder};
-use tidewater_engine::functions::{Function, FunctionLoader, ServerFunction};
+use tidewater_functions::{Function, FunctionLoader, ServerFunction};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tidewater::{Client, ClientError, Expression, FunctionArgs, PullOptions, Reduction, Scalar};
 use tidewater::{SyncMode, Table, TableBuilder, Ticket};
 use tidewater_engine::apply::engine::Engine;
-use tidewater_engine::functions::Functions;
+use tidewater_functions::Functions;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
 use tidewater_protocol::table::PushOp;

@@ -99,7 +99,7 @@ pub use tidewater_bookkeeping::schedule;
 pub use tidewater_bookkeeping::schedule::{Schedule, ScheduleError};
 /// Functions by name, for programs that are servers themselves.
 #[cfg(feature = "embedded")]
-pub use tidewater_engine::functions;
+pub use tidewater_functions as functions;
 pub use tidewater_launch::{FabricSettings, RdmaDevice, TransportChoice};
 pub use tidewater_protocol::ids::{ApplierId, DomainId, ServerId};
 pub use tidewater_protocol::layout::encoding::PushEncoding;

@@ -12,9 +12,9 @@
 //! the user's own is a program of three lines that does what `tidewater` does:
 //!
 //! ```no_run
-//! use tidewater_engine::functions::{Functions, register};
+//! use tidewater_functions::{Functions, register};
 //! # struct Ramp;
-//! # impl tidewater_engine::functions::Function for Ramp {}
+//! # impl tidewater_functions::Function for Ramp {}
 //!
 //! fn main() -> std::process::ExitCode {
 //!     register(Functions::default().with("ramp", Ramp)).expect("nothing was registered before");

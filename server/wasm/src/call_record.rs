@@ -16,7 +16,7 @@
 //! `update(record)` changes the target's elements in place and returns 0; another number refuses the piece.
 //! `reduce(record)` writes a result and returns its bytes; `-n` refuses the piece with number `n`.
 
-use tidewater_engine::functions::{Elements, Piece};
+use tidewater_functions::{Elements, Piece};
 
 /// Bytes of a call record.
 pub const RECORD_BYTES: usize = 56;

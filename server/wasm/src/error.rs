@@ -1,6 +1,6 @@
 //! Why a module is refused, and how a call of one fails.
 
-use tidewater_engine::functions::FunctionFailure;
+use tidewater_functions::FunctionFailure;
 use tidewater_protocol::layout::function::{FunctionProblem, FunctionTrap};
 use wasmtime::Trap;
 

@@ -6,7 +6,7 @@
 //! caller. What a module exports and receives is in `docs/FUNCTIONS.md` and in [`call_record`].
 //!
 //! ```no_run
-//! use tidewater_engine::functions::{Functions, register};
+//! use tidewater_functions::{Functions, register};
 //! use tidewater_wasm::{Limits, Modules};
 //!
 //! let modules = Modules::new(Limits::default())?;
@@ -25,7 +25,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use tidewater_engine::functions::{
+use tidewater_functions::{
     Elements, ElementsMut, FunctionFailure, FunctionLoader, NOT_PROVIDED, Piece, ServerFunction,
 };
 use tidewater_protocol::layout::function::FunctionProblem;

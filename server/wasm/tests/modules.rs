@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a test says what it saw")]
 
-use tidewater_engine::functions::{
+use tidewater_functions::{
     Elements, ElementsMut, FunctionFailure, NOT_PROVIDED, Piece, ServerFunction,
 };
 use tidewater_protocol::layout::function::{FunctionProblem, FunctionTrap};

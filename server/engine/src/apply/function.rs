@@ -26,11 +26,11 @@ use super::Refusal;
 use super::engine::{Effect, Engine, observer_refused};
 use super::push::{word, wrong_operation};
 use super::table::{Store, Table};
-use crate::functions::{
-    Elements, ElementsMut, FunctionFailure, Functions, Piece, ServerFunction, registered,
-};
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
+use tidewater_functions::{
+    Elements, ElementsMut, FunctionFailure, Functions, Piece, ServerFunction, registered,
+};
 
 /// Number of elements of a range that an expression copies and evaluates at once: those of three inputs stay in the
 /// first cache.

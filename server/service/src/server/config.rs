@@ -13,8 +13,8 @@ use tidewater_protocol::limits::{
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
 use super::kept::HeldMemory;
-use tidewater_engine::functions::{FunctionLoader, Functions};
 use tidewater_engine::store::Hugepages;
+use tidewater_functions::{FunctionLoader, Functions};
 
 /// Default size in bytes of each of a server's two memories (64 GiB). Only address space is reserved: pages
 /// take memory when they are first touched.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_engine::apply::command::Command;
-use tidewater_engine::functions::registered;
+use tidewater_functions::registered;
 use tidewater_protocol::limits::FUNCTIONS_LOADED_MAX;
 use tidewater_runtime::sync::Ordering;
 

@@ -1,8 +1,8 @@
 //! Frames of functions: valid ones for every kind of table, and random ones.
 
-use tidewater_engine::functions::{Elements, ElementsMut, Function, FunctionError, Functions};
-use tidewater_engine::functions::{Piece, register};
 use tidewater_expression::{Program, Reduction};
+use tidewater_functions::{Elements, ElementsMut, Function, FunctionError, Functions};
+use tidewater_functions::{Piece, register};
 use tidewater_protocol::layout::frame::{FrameKind, PARTITION_ANY};
 use tidewater_protocol::layout::function::{FunctionBody, FunctionPayload};
 use tidewater_protocol::table::DType;

@@ -5,7 +5,7 @@
 //! changes the piece meanwhile.
 //!
 //! ```
-//! use tidewater_engine::functions::{ElementsMut, Function, FunctionError, Functions, Piece};
+//! use tidewater_functions::{ElementsMut, Function, FunctionError, Functions, Piece};
 //!
 //! /// Adds to each element its index times a constant, the first 8 bytes of the arguments.
 //! struct Ramp;
@@ -30,8 +30,8 @@
 //!
 //! let functions = Functions::default().with("ramp", Ramp);
 //! assert_eq!(functions.len(), 1);
-//! tidewater_engine::functions::register(functions)?; // before the process serves
-//! # Ok::<(), tidewater_engine::functions::AlreadyRegistered>(())
+//! tidewater_functions::register(functions)?; // before the process serves
+//! # Ok::<(), tidewater_functions::AlreadyRegistered>(())
 //! ```
 
 use std::collections::BTreeMap;
