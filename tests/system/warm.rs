@@ -86,6 +86,18 @@ impl Tables {
     }
 }
 
+/// Joins as a worker, with limits of a call over which the test fails.
+fn joined(cluster: &Cluster, transport: TransportChoice, rank: u32, mode: SyncMode) -> Client {
+    let options = JoinOptions {
+        rank: Some(rank),
+        ..cluster.options(transport)
+    };
+    let job = options.join().unwrap().into_job().unwrap();
+    let mut client = job.client(mode).unwrap();
+    client.set_timeout(CALL);
+    client
+}
+
 /// Kills over shared memory and over TCP.
 fn kills_in_all() -> [(TransportChoice, u32); 2] {
     match std::env::var_os("TIDEWATER_TEST_FULL") {
@@ -105,13 +117,7 @@ fn kill_servers(transport: TransportChoice, kills: u32) {
     let killed: Mutex<[Option<Instant>; 2]> = Mutex::default();
     let times: Mutex<Vec<Duration>> = Mutex::default();
     let work = |rank: u32| {
-        let options = JoinOptions {
-            rank: Some(rank),
-            ..cluster.options(transport)
-        };
-        let job = options.join().unwrap().into_job().unwrap();
-        let mut client = job.client(SyncMode::Asp).unwrap();
-        client.set_timeout(CALL);
+        let mut client = joined(&cluster, transport, rank, SyncMode::Asp);
         let tables = Tables::create(&mut client);
         ready.fetch_add(1, Ordering::Relaxed);
         let mut pushes = 0;
@@ -190,13 +196,7 @@ fn calls_with_tables_of_their_own_go_on() {
         let holders = cluster.server_processes();
         let done = AtomicU64::new(0);
         let work = |rank: u32| {
-            let options = JoinOptions {
-                rank: Some(rank),
-                ..cluster.options(transport)
-            };
-            let job = options.join().unwrap().into_job().unwrap();
-            let mut client = job.client(SyncMode::Asp).unwrap();
-            client.set_timeout(CALL);
+            let mut client = joined(&cluster, transport, rank, SyncMode::Asp);
             client.set_clock_timeout(CALL);
             let tables = Tables::create(&mut client);
             let keys: Vec<u64> = (0..ROWS).collect();
@@ -309,13 +309,7 @@ fn train(transport: TransportChoice, kills: u32) -> ([Vec<u32>; 3], u32) {
     let ready = AtomicUsize::new(0);
     let ticks = AtomicU64::new(0); // of both
     let work = |rank: u32| {
-        let options = JoinOptions {
-            rank: Some(rank),
-            ..cluster.options(transport)
-        };
-        let job = options.join().unwrap().into_job().unwrap();
-        let mut client = job.client(SyncMode::Bsp).unwrap();
-        client.set_timeout(CALL);
+        let mut client = joined(&cluster, transport, rank, SyncMode::Bsp);
         client.set_clock_timeout(CALL);
         let [sparse, rows, range] = trained_tables(&mut client);
         ready.fetch_add(1, Ordering::Relaxed);
@@ -459,16 +453,7 @@ fn questions_wait_for_successor() {
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let cluster = held_cluster(2);
         let holders = cluster.server_processes();
-        let join = |rank| {
-            let options = JoinOptions {
-                rank: Some(rank),
-                ..cluster.options(transport)
-            };
-            let job = options.join().unwrap().into_job().unwrap();
-            let mut client = job.client(SyncMode::Asp).unwrap();
-            client.set_timeout(CALL);
-            client
-        };
+        let join = |rank| joined(&cluster, transport, rank, SyncMode::Asp);
         let (mut first, mut second) = std::thread::scope(|scope| {
             let first = scope.spawn(|| join(0));
             (join(1), first.join().unwrap())

@@ -35,6 +35,8 @@ struct Plan {
     rounds: u64,
     /// Whether both ends test the contract.
     both: bool,
+    /// Bytes that each end registers, if both have four times as much.
+    register: u64,
 }
 
 impl Plan {
@@ -46,6 +48,7 @@ impl Plan {
                 ledger: Duration::from_secs(8),
                 rounds: 20,
                 both: false,
+                register: 256 << 20,
             },
             false => Self {
                 speed: Duration::from_secs(20),
@@ -53,6 +56,7 @@ impl Plan {
                 ledger: Duration::from_secs(180),
                 rounds: 300,
                 both: true,
+                register: 8 << 30,
             },
         }
     }
@@ -463,7 +467,13 @@ impl Caller<'_> {
     }
 
     fn register(&mut self, device: &Device) -> Step {
-        let bytes = self.options.register_bytes;
+        let Report {
+            listener, caller, ..
+        } = &self.report;
+        let ends = [listener, caller].into_iter();
+        let least = ends.filter_map(|end| end.available_bytes).min();
+        let default = least.map_or(self.plan.register, |free| self.plan.register.min(free / 4));
+        let bytes = self.options.register_bytes.unwrap_or(default);
         let here = crate::facts::check_available(bytes).and_then(|()| device.register(bytes));
         let there = match self.ask(&Ask::Register { bytes }, LONG)? {
             Ok(Answer::Registered(times)) => Ok(times),

@@ -22,6 +22,8 @@ pub struct HostFacts {
     pub device: Option<DeviceFacts>,
     /// Why there is none.
     pub device_error: Option<String>,
+    /// Memory that programs can have without swapping, in bytes; `None` if the kernel does not say.
+    pub available_bytes: Option<u64>,
     /// Programs of perftest that are installed.
     pub perftest: Vec<String>,
     /// The RDMA findings of `tidewater doctor --rdma`.
@@ -110,6 +112,11 @@ impl HostFacts {
                 rows.push(("locked memory", finding.found.clone()));
             }
         }
+        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+        rows.extend(
+            self.available_bytes
+                .map(|bytes| ("free memory", mib(bytes))),
+        );
         rows.push((
             "device",
             match (&self.device, &self.device_error) {
@@ -157,15 +164,20 @@ pub(crate) fn is_loopback(address: IpAddr) -> bool {
     address.is_loopback() || address == IpAddr::V4(Ipv4Addr::UNSPECIFIED)
 }
 
-/// Refuses to take more than half of this host's free memory: present pages would end other processes.
-pub(crate) fn check_available(bytes: u64) -> Result<(), String> {
+/// Memory of this host that programs can have without swapping, in bytes.
+pub(crate) fn available_bytes() -> Result<u64, String> {
     let text =
         std::fs::read_to_string("/proc/meminfo").map_err(|e| format!("/proc/meminfo: {e}"))?;
     let line = text
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    let half = kib.ok_or("/proc/meminfo has no MemAvailable")? * 512;
+    Ok(kib.ok_or("/proc/meminfo has no MemAvailable")? * 1024)
+}
+
+/// Refuses to take more than half of this host's free memory: present pages would end other processes.
+pub(crate) fn check_available(bytes: u64) -> Result<(), String> {
+    let half = available_bytes()? / 2;
     match bytes <= half {
         true => Ok(()),
         false => Err(format!(

@@ -287,6 +287,7 @@ mod tests {
                 ..DeviceFacts::default()
             }),
             device_error: None,
+            available_bytes: None,
             perftest: Vec::new(),
             doctor: Vec::new(),
         }

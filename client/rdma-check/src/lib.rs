@@ -67,8 +67,9 @@ pub struct Options {
     pub device: Option<RdmaDevice>,
     /// Whether to take one minute and not ten. The caller decides.
     pub short: bool,
-    /// Bytes that each end registers. The caller decides.
-    pub register_bytes: u64,
+    /// Bytes that each end registers. `None`: 8 GiB, 0.25 GiB in a short check, and at most a quarter of the free
+    /// memory of the end with less. The caller decides.
+    pub register_bytes: Option<u64>,
     /// Clients that attach at once. The caller decides.
     pub clients: u32,
     /// Network interface of the caller that is set down for two seconds during a ledger; needs
@@ -79,12 +80,12 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// A full check: ten minutes, 8 GiB registered, 64 clients.
+    /// A full check: ten minutes, 64 clients.
     fn default() -> Self {
         Self {
             device: None,
             short: false,
-            register_bytes: 8 << 30,
+            register_bytes: None,
             clients: 64,
             port_down: None,
             wait: Duration::from_secs(600),
@@ -118,6 +119,7 @@ impl Host {
             address,
             device: device.as_ref().map(Device::facts),
             device_error: error,
+            available_bytes: facts::available_bytes().ok(),
             perftest: perftest::installed(),
             doctor: self.doctor,
         };

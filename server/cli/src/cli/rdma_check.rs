@@ -45,7 +45,8 @@ pub(crate) struct RdmaCheckArgs {
     /// address of the connection].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
-    /// GiB that each end registers with its device [default: 8, and 0.25 with --short].
+    /// GiB that each end registers with its device [default: 8, and 0.25 with --short; at most a quarter of the free
+    /// memory of the end with less].
     #[arg(long, value_name = "N", conflicts_with = "listen")]
     register_gib: Option<f64>,
     /// Clients that attach at once.
@@ -73,13 +74,14 @@ fn run(args: RdmaCheckArgs) -> Result<ExitCode, ExitCode> {
     let mut options = Options::default();
     options.device = args.rdma_device.or(environment);
     options.short = args.short;
-    let gib = args
+    if args
         .register_gib
-        .unwrap_or(if args.short { 0.25 } else { 8.0 });
-    if !(0.001..=65_536.0).contains(&gib) {
+        .is_some_and(|gib| !(0.001..=65_536.0).contains(&gib))
+    {
         return Err(failed(2, "--register-gib: 0.001 to 65536"));
     }
-    options.register_bytes = (gib * f64::from(1 << 30)) as u64;
+    let bytes = |gib: f64| (gib * f64::from(1 << 30)) as u64;
+    options.register_bytes = args.register_gib.map(bytes);
     options.clients = args.clients;
     options.port_down = args.port_down;
     options.wait = args.wait;

@@ -192,7 +192,7 @@ impl Applier {
     }
 
     /// Returns the memory of the applier's server, for tests to inspect.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "mutants"))]
     pub(super) fn memory_of(&self) -> Arc<ServerMemory> {
         Arc::clone(&self.memory)
     }
