@@ -16,7 +16,7 @@ use crate::proc::Process;
 use crate::rig::{LIMIT, Run};
 
 /// The complete checkpoints of a directory, by number.
-fn checkpoints(dir: &Path) -> Vec<(u64, Manifest)> {
+pub(crate) fn checkpoints(dir: &Path) -> Vec<(u64, Manifest)> {
     let Ok(entries) = fs::read_dir(dir.join("default")) else {
         return Vec::new();
     };
@@ -60,7 +60,7 @@ fn until_there(run: &Run, role: &str, rank: usize) -> Process {
 }
 
 /// Kills a process of a role, once it is there.
-fn kill(run: &Run, role: &str, rank: usize) {
+pub(crate) fn kill(run: &Run, role: &str, rank: usize) {
     until_there(run, role, rank).signal(Signal::KILL);
 }
 

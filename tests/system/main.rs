@@ -17,6 +17,7 @@ mod crowded;
 mod deaths;
 mod hosts;
 mod idle;
+mod increments;
 mod joins;
 mod killed;
 mod kills;

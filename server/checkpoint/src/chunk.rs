@@ -6,13 +6,14 @@ use tidewater_protocol::layout::hash::{H64, line_checksum};
 use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
 /// Format version that this program writes into part files and manifests.
-pub(crate) const FORMAT_VERSION: u64 = 2;
+pub(crate) const FORMAT_VERSION: u64 = 3;
 /// Format versions that this program reads. In version 1 all elements of a block have one step count; version
-/// 2 encodes that case in the same way.
+/// 2 encodes that case in the same way. Version 3 adds parts that extend others, with chunks of removed rows.
 pub(crate) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
 pub(crate) const CHUNK: u64 = 1;
 const END: u64 = 2;
+pub(crate) const REMOVED: u64 = 3;
 /// Seed word of the checksums of lines and chunk payloads in a part file.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
 
@@ -27,15 +28,26 @@ pub(crate) struct Head {
     pub(crate) nonce: u64,
 }
 
-/// Header line before a chunk's payload: the table, the partition, the number of records, and the payload's
-/// length in bytes and checksum.
+/// Header line before a chunk's payload: the table, the partition, the number of records or of removed rows, and the
+/// payload's length in bytes and checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) table: u32,
     pub(crate) partition: u32,
+    /// Whether the payload is the keys of removed rows.
+    pub(crate) removed: bool,
     pub(crate) records: u64,
     pub(crate) bytes: u64,
     pub(crate) check: u64,
+}
+
+impl Chunk {
+    const fn kind(&self) -> u64 {
+        match self.removed {
+            true => REMOVED,
+            false => CHUNK,
+        }
+    }
 }
 
 /// Last line of a part file: the number of chunks and records in the file, and the running checksum over all
@@ -65,7 +77,11 @@ pub(crate) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
 /// is the nonce.
 pub(crate) fn fold(running: u64, chunk: &Chunk) -> u64 {
     let place = u64::from(chunk.table) << 32 | u64::from(chunk.partition);
-    H64::new([running, place, chunk.records, chunk.check]).finish(&[chunk.bytes])
+    let hash = H64::new([running, place, chunk.records, chunk.check]);
+    match chunk.removed {
+        true => hash.finish(&[chunk.bytes, REMOVED]),
+        false => hash.finish(&[chunk.bytes]),
+    }
 }
 
 impl Head {
@@ -93,7 +109,7 @@ impl Line {
         match self {
             Self::Chunk(c) => {
                 let place = u64::from(c.table) << 32 | u64::from(c.partition);
-                seal([CHUNK, place, c.records, c.bytes, c.check, number, nonce])
+                seal([c.kind(), place, c.records, c.bytes, c.check, number, nonce])
             }
             Self::End(e) => seal([END, e.chunks, e.records, 0, e.running, number, nonce]),
         }
@@ -107,17 +123,19 @@ impl Line {
             return None;
         }
         match kind {
-            CHUNK => {
+            CHUNK | REMOVED => {
                 let (table, partition) = ((a >> 32) as u32, a as u32);
                 let chunk = Chunk {
                     table,
                     partition,
+                    removed: kind == REMOVED,
                     records: b,
                     bytes: c,
                     check: d,
                 };
-                // A record has at least its key.
+                // A record has at least its key, a removed row has nothing else.
                 let fits = c <= CHUNK_BYTES_MAX as u64 && b <= c / 8 && partition < PARTITIONS_MAX;
+                let fits = fits && (!chunk.removed || b.checked_mul(8) == Some(c));
                 fits.then_some(Self::Chunk(chunk))
             }
             END if c == 0 => Some(Self::End(End {
@@ -169,6 +187,7 @@ mod tests {
         let chunk = Chunk {
             table: 3,
             partition: 5,
+            removed: false,
             records: 2,
             bytes: 64,
             check: 11,
@@ -178,7 +197,13 @@ mod tests {
             records: 2,
             running: fold(9, &chunk),
         });
-        for line in [Line::Chunk(chunk), end] {
+        let removed = Chunk {
+            removed: true,
+            bytes: 16,
+            ..chunk
+        };
+        assert_ne!(fold(9, &removed), fold(9, &Chunk { bytes: 16, ..chunk }));
+        for line in [Line::Chunk(chunk), Line::Chunk(removed), end] {
             let bytes = line.encode(4, 9);
             assert_eq!(Line::decode(&bytes, 4, 9), Some(line));
             assert_eq!(Line::decode(&bytes, 5, 9), None);
@@ -189,6 +214,11 @@ mod tests {
                 assert_eq!(Line::decode(&bad, 4, 9), None, "bit {bit}");
             }
         }
+        let uneven = Chunk {
+            bytes: 17,
+            ..removed
+        };
+        assert_eq!(Line::decode(&Line::Chunk(uneven).encode(4, 9), 4, 9), None);
         let long = Chunk {
             bytes: CHUNK_BYTES_MAX as u64 + 1,
             ..chunk

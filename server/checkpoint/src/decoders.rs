@@ -13,10 +13,10 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, GradientOptions, Init, KeyOptions, Optimizer, Shape, TableSpec,
 };
 
-use crate::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
+use crate::chunk::{Bytes, CHUNK, Line, REMOVED, fold, open, payload_check, seal};
+use crate::load;
 use crate::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
 use crate::part::PartReader;
-use crate::rows;
 
 /// Name and function of each decoder of saved models, for the fuzzers. New entries go to the end: the `fuzz/`
 /// crate names an entry by its position.
@@ -75,6 +75,8 @@ fn read_part(bytes: &[u8]) {
         bytes: bytes.len() as u64,
         check: end[4],
         clocks: Vec::new(),
+        // Of one that extends another, chunks of removed rows are read too.
+        extends: Some(part_name(head[2], head[1] as u32)),
     };
     let Ok(reader) = PartReader::new(bytes, PathBuf::new(), &expected) else {
         return;
@@ -85,8 +87,11 @@ fn read_part(bytes: &[u8]) {
             break;
         }
         for spec in &specs() {
-            let found = rows::records(spec, PartitionId(chunk.partition), &payload);
+            let partition = PartitionId(chunk.partition);
+            let found = load::records(spec, partition, &payload);
             debug_assert!(found.is_none_or(|all| all.len() * 8 <= payload.len()));
+            let removed = load::removed_keys(spec, partition, &payload);
+            debug_assert!(removed.is_none_or(|keys| keys.len() * 8 == payload.len()));
         }
     }
     let taken = payload.len();
@@ -117,7 +122,7 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
             break;
         };
         let body = at + LINE_BYTES;
-        let is_chunk = words[0] == CHUNK;
+        let is_chunk = matches!(words[0], CHUNK | REMOVED);
         let len = usize::try_from(words[3]).unwrap_or(usize::MAX);
         let end = body.saturating_add(len).min(bytes.len());
         (words[5], words[6]) = (number, nonce);
@@ -145,7 +150,10 @@ fn records(bytes: &[u8]) {
     let specs = specs();
     let spec = &specs[usize::from(*table) % specs.len()];
     let partition = PartitionId(u32::from(*partition) % spec.partitions);
-    if let Some(all) = rows::records(spec, partition, payload) {
+    if let Some(keys) = load::removed_keys(spec, partition, payload) {
+        debug_assert_eq!(keys.len() * 8, payload.len(), "a byte too many or too few");
+    }
+    if let Some(all) = load::records(spec, partition, payload) {
         let parts = all
             .iter()
             .map(|(_, values, state)| 8 + values.len() + state.len());

@@ -32,6 +32,12 @@ pub trait Disk: Send {
     /// Error of the operating system.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
 
+    /// Makes a second name `to` for the file `from` in another directory (hard link). Fails if `to` exists.
+    ///
+    /// # Errors
+    /// Error of the operating system. Some file systems have no hard links, or none between directories.
+    fn link(&mut self, from: &Path, to: &Path) -> io::Result<()>;
+
     /// Makes the entries of a directory durable: fsync of the directory after files were created or renamed.
     ///
     /// # Errors
@@ -67,6 +73,10 @@ impl Disk for OsDisk {
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::hard_link(from, to)
     }
 
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {

@@ -20,6 +20,11 @@
 //! It is replaced in the same way after all servers have reported. Files that no manifest names are
 //! removed by the next save into the directory, under its lock.
 //!
+//! **Incremental checkpoints.** A part may extend the part of the same server before it: it holds the rows and blocks
+//! that have changed since, and the keys of rows that were removed. The directory of such a checkpoint has hard links
+//! to the parts that it extends, so each directory is whole by itself and can be removed by itself. A load takes the
+//! parts in the order of the manifest.
+//!
 //! **Loading on another number of servers.** Each server reads the parts of all and keeps what it
 //! owns now. It uses `pread`: a file that shrinks under a map would be a signal, not an error.
 //! Chunks are divided by partition, and those of other servers are skipped. Every byte read is
@@ -32,6 +37,7 @@
 //!   head   magic | version, server | nonce | 0 0 0 0 | check of the line
 //!   chunk  kind 1 | table, partition | records | bytes | check of payload | number | nonce | check
 //!          payload: records of { u64 key, row index or block number; values; state }
+//!   chunk  kind 3: the same, of removed rows; payload: their keys
 //!   end    kind 2 | chunks | records | 0 | running check | number | nonce | check
 //! ```
 
@@ -40,6 +46,7 @@
 mod chunk;
 pub mod decoders;
 mod disk;
+mod load;
 mod manifest;
 mod part;
 mod rows;
@@ -56,13 +63,12 @@ pub mod testing;
 mod tests;
 
 pub use disk::{Disk, OsDisk, make_dir};
+pub use load::{SavedModel, load_table};
 pub use manifest::{
-    MANIFEST_NAME, Manifest, SavedFile, SavedTable, abandon, commit, note_settings, read_manifest,
+    FILES_MAX, MANIFEST_NAME, Manifest, PARTS_MAX, SavedFile, SavedTable, abandon, commit,
+    link_parts, note_settings, read_manifest,
 };
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};
-pub use rows::{
-    Appliers, BegunSave, SaveRequest, SavedModel, SavedShare, begin_save, load_table, save_part,
-    write_part,
-};
+pub use rows::{Appliers, BegunSave, SaveRequest, SavedShare, begin_save, save_part, write_part};
 pub use series::{Found, Newest};
 pub use tidewater_journal::CheckpointError;

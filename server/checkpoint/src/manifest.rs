@@ -1,6 +1,6 @@
 //! The manifest of a saved model: its tables, and the part files that hold their rows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -20,6 +20,10 @@ use crate::disk::Disk;
 /// Name of the manifest file in the directory of a saved model.
 pub const MANIFEST_NAME: &str = "manifest.json";
 const TEMPORARY_NAME: &str = "manifest.json.tmp";
+/// Maximum number of part files of a model: those of [`SERVERS_MAX`] servers, each with the parts that extend it.
+pub const FILES_MAX: usize = PARTS_MAX * SERVERS_MAX as usize;
+/// Maximum number of part files of one server in a checkpoint.
+pub const PARTS_MAX: usize = 64;
 /// Seed word of the manifest's checksum.
 const CHECK: u64 = u64::from_le_bytes(*b"manifest");
 
@@ -54,6 +58,10 @@ pub struct SavedFile {
     pub check: u64,
     /// Clock of each domain at which the rows were copied: the lowest of the server's appliers.
     pub clocks: Vec<DomainClock>,
+    /// Name of the part that this one extends: it holds what has changed on its server since that part was written.
+    /// `None`: it holds all rows of its server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extends: Option<String>,
 }
 
 /// Content of a manifest: the namespace of the job, the saved tables, and the part files that hold their
@@ -65,7 +73,7 @@ pub struct Manifest {
     pub namespace: String,
     /// Tables of the model.
     pub tables: Vec<SavedTable>,
-    /// Part files, one a server.
+    /// Part files: of each server one with all of its rows, and after it those that extend it.
     pub files: Vec<SavedFile>,
     /// Time of the cut in milliseconds since 1970, for a checkpoint; `None` for a save that a worker
     /// requested.
@@ -98,17 +106,26 @@ impl Manifest {
         }
     }
 
-    /// Number of rows and blocks in all part files, as the manifest states it.
+    /// Number of rows and blocks in all part files, as the manifest states it. A row that has changed since a part that
+    /// another extends counts twice.
     pub fn rows(&self) -> u64 {
         self.files
             .iter()
             .fold(0, |sum, file| sum.saturating_add(file.rows))
     }
 
-    /// Clock of the model in each domain: the lowest of all part files.
+    /// Part files that no other one extends, one for each server: those of the last cut.
+    pub fn newest(&self) -> impl Iterator<Item = &SavedFile> {
+        let extended = self.files.iter().filter_map(|file| file.extends.as_ref());
+        let extended: BTreeSet<&String> = extended.collect();
+        let files = self.files.iter();
+        files.filter(move |file| !extended.contains(&file.file))
+    }
+
+    /// Clock of the model in each domain: the lowest of the newest part file of each server.
     pub fn clocks(&self) -> Vec<DomainClock> {
         let mut all: Vec<DomainClock> = Vec::new();
-        for entry in self.files.iter().flat_map(|file| &file.clocks) {
+        for entry in self.newest().flat_map(|file| &file.clocks) {
             match all.iter_mut().find(|known| known.domain == entry.domain) {
                 Some(known) => known.clock = known.clock.min(entry.clock),
                 None => all.push(*entry),
@@ -156,7 +173,7 @@ impl Manifest {
     /// Checks the manifest's values: limits, table definitions, unique numbers and names, file names,
     /// domains. The error text names the first violation.
     pub(crate) fn validate(&self) -> Result<(), String> {
-        if self.tables.len() > TABLES_MAX || self.files.len() > SERVERS_MAX as usize {
+        if self.tables.len() > TABLES_MAX || self.files.len() > FILES_MAX {
             return Err(format!(
                 "{} tables in {} files",
                 self.tables.len(),
@@ -184,7 +201,16 @@ impl Manifest {
             }
         }
         let mut files = BTreeSet::new();
+        // The newest part of each server so far.
+        let mut newest = BTreeMap::new();
         for file in &self.files {
+            let before = newest.insert(file.server, &file.file);
+            if before != file.extends.as_ref() {
+                return Err(format!(
+                    "{} of server {} extends {:?}, and the part before it is {before:?}",
+                    file.file, file.server, file.extends
+                ));
+            }
             if !is_part_name(&file.file) || !files.insert(&file.file) {
                 return Err(format!(
                     "{:?} is no name of a part, or there twice",
@@ -288,6 +314,28 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
     disk.sync_dir(dir)
         .map_err(CheckpointError::io("sync", dir))?;
     sweep(disk, dir, manifest);
+    Ok(())
+}
+
+/// Gives the part files `names` of the directory `from` the same names in `to` (hard links), so that a checkpoint there
+/// can extend them. Names that are there already are kept: a part's name is used once.
+///
+/// # Errors
+/// The file system makes no such links. Links made before stay; the next save into the directory removes them.
+pub fn link_parts(
+    disk: &mut dyn Disk,
+    from: &Path,
+    to: &Path,
+    names: &[String],
+) -> Result<(), CheckpointError> {
+    for name in names {
+        let (old, new) = (from.join(name), to.join(name));
+        match disk.link(&old, &new) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(CheckpointError::io("link to", &new)(error)),
+            Ok(()) => {}
+        }
+    }
     Ok(())
 }
 

@@ -38,6 +38,7 @@ pub struct PartWriter {
 struct Open {
     table: u32,
     partition: u32,
+    removed: bool,
     records: u64,
     payload: Vec<u8>,
 }
@@ -105,10 +106,41 @@ impl PartWriter {
         records: u64,
         bytes: &[u8],
     ) -> Result<(), CheckpointError> {
-        let other = (self.open.table, self.open.partition) != (table, partition);
-        if other || self.open.payload.len() + bytes.len() > CHUNK_BYTES {
+        self.append(table, partition, false, records, bytes)
+    }
+
+    /// Appends the keys of rows that were removed since the checkpoint that this part extends. They must come before the
+    /// records of the same partition: a load removes these rows when it reaches the chunk.
+    ///
+    /// # Errors
+    /// Error of the file system.
+    pub fn removed(
+        &mut self,
+        table: u32,
+        partition: u32,
+        keys: &[u64],
+    ) -> Result<(), CheckpointError> {
+        for keys in keys.chunks(CHUNK_BYTES / 8) {
+            let bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+            self.append(table, partition, true, keys.len() as u64, &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn append(
+        &mut self,
+        table: u32,
+        partition: u32,
+        removed: bool,
+        records: u64,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let open = &self.open;
+        let other = (open.table, open.partition, open.removed) != (table, partition, removed);
+        if other || open.payload.len() + bytes.len() > CHUNK_BYTES {
             self.close_chunk()?;
-            (self.open.table, self.open.partition) = (table, partition);
+            let open = &mut self.open;
+            (open.table, open.partition, open.removed) = (table, partition, removed);
         }
         self.open.records += records;
         self.open.payload.extend_from_slice(bytes);
@@ -116,7 +148,7 @@ impl PartWriter {
     }
 
     /// Writes the last chunk and line, makes the file durable and renames it to its final name. Returns its
-    /// manifest entry, with server 0 and no clocks; the caller sets them.
+    /// manifest entry, with server 0, no clocks and no part that it extends; the caller sets them.
     ///
     /// # Errors
     /// Error of the file system.
@@ -147,6 +179,7 @@ impl PartWriter {
             bytes: self.bytes,
             check: running,
             clocks: Vec::new(),
+            extends: None,
         })
     }
 
@@ -154,6 +187,7 @@ impl PartWriter {
         let Open {
             table,
             partition,
+            removed,
             records,
             mut payload,
         } = std::mem::take(&mut self.open);
@@ -163,12 +197,13 @@ impl PartWriter {
             let chunk = Chunk {
                 table,
                 partition,
+                removed,
                 records,
                 bytes,
                 check,
             };
             self.running = fold(self.running, &chunk);
-            self.records += records;
+            self.records += if removed { 0 } else { records };
             self.write(&Line::Chunk(chunk).encode(self.lines, self.nonce))?;
             self.write_bytes(&payload)?;
         }
@@ -235,7 +270,9 @@ pub struct ChunkIndex {
     pub table: u32,
     /// Partition of all records.
     pub partition: u32,
-    /// Number of records in the payload.
+    /// Whether the payload is the keys of removed rows, of a part that extends another.
+    pub removed: bool,
+    /// Number of records, or of removed rows, in the payload.
     pub records: u64,
     /// Position of the payload in the file, in bytes.
     pub at: u64,
@@ -323,7 +360,12 @@ impl<S: Source> PartReader<S> {
                 None => return Err(self.damaged(at, "the checksum of a line does not match")),
             };
             running = fold(running, &chunk);
-            records = records.saturating_add(chunk.records);
+            if chunk.removed && expected.extends.is_none() {
+                return Err(self.damaged(at, "it removes rows and extends no part"));
+            }
+            if !chunk.removed {
+                records = records.saturating_add(chunk.records);
+            }
             at = end + chunk.bytes;
             if at > expected.bytes {
                 // Before memory is allocated for bytes that do not exist.
@@ -332,6 +374,7 @@ impl<S: Source> PartReader<S> {
             self.chunks.push(ChunkIndex {
                 table: chunk.table,
                 partition: chunk.partition,
+                removed: chunk.removed,
                 records: chunk.records,
                 at: end,
                 bytes: chunk.bytes,

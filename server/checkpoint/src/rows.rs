@@ -1,29 +1,25 @@
-//! Copies rows from a server's appliers into a part file, and from part files into appliers.
+//! Copies rows from a server's appliers into a part file.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
-use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, ServerId, TableId};
-use tidewater_protocol::limits::{CHUNK_BYTES, FILE_ORDERS_TIMEOUT};
+use tidewater_protocol::ids::{ApplierId, DomainId, ServerId, TableId};
+use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::table::{Optimizer, TableSpec};
-use tidewater_protocol::wire::control::{DomainClock, TableInfo, TableSetting};
+use tidewater_protocol::table::Optimizer;
+use tidewater_protocol::wire::control::{CheckpointMark, DomainClock, TableInfo, TableSetting};
 use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::{Deadline, unix_ms};
 
 use crate::CheckpointError;
 use crate::disk::Disk;
-use crate::manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, read_manifest};
-use crate::part::{ChunkIndex, PartReader, PartWriter};
+use crate::manifest::SavedFile;
+use crate::part::PartWriter;
 use tidewater_engine::apply::engine::Engine;
-use tidewater_engine::apply::records::RecordShape;
 use tidewater_engine::apply::save::SaveOrder;
 use tidewater_engine::store::cut::{SaveMemory, SavePiece};
 
@@ -54,7 +50,7 @@ pub trait Appliers {
 
 /// Runs `f` on an applier's thread, blocks until it ends and returns its result. Fails with `ApplierGone` if
 /// the applier has ended.
-fn ask<T: Send + 'static>(
+pub(crate) fn ask<T: Send + 'static>(
     appliers: &dyn Appliers,
     applier: u16,
     f: impl FnOnce(&mut Engine) -> T + Send + 'static,
@@ -78,6 +74,8 @@ pub struct SaveRequest<'a> {
     pub tables: &'a [TableInfo],
     /// Clocks of the cut, by domain. Each applier makes its cut when its minimum clocks have reached them.
     pub clocks: &'a [DomainClock],
+    /// The checkpoint that is taken; `None` for a save that a worker asks for.
+    pub mark: Option<CheckpointMark>,
     /// Directory into which the part file is written.
     pub dir: &'a Path,
     /// Random number that names the save; it must never have been used before.
@@ -221,28 +219,18 @@ fn write_copies(
     let mut missing: BTreeSet<u16> = (0..appliers.count()).collect();
     let mut share = Share::default();
     wake_all(appliers);
-    while let Some(&applier) = missing.first() {
-        let (from, piece) = match pieces.recv_timeout(CANCEL_POLL.min(deadline.left())) {
+    while !missing.is_empty() {
+        let wait = CANCEL_POLL.min(deadline.left());
+        let (from, piece) = match pieces.recv_timeout(wait) {
             Ok(piece) => piece,
-            // Each applier drops its end when it is done or has ended.
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(CheckpointError::ApplierGone { applier });
-            }
-            Err(RecvTimeoutError::Timeout) if memory.is_cancelled() => {
-                let path = request.dir.to_owned();
-                return Err(CheckpointError::Cancelled { path });
-            }
-            Err(RecvTimeoutError::Timeout) if uncut > 0 => {
+            Err(RecvTimeoutError::Timeout) if uncut > 0 && !memory.is_cancelled() => {
                 deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
                 continue;
             }
-            Err(RecvTimeoutError::Timeout) if !deadline.passed() => continue,
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(CheckpointError::Stalled {
-                    appliers: missing.iter().copied().collect(),
-                    seconds: FILE_ORDERS_TIMEOUT.as_secs(),
-                });
-            }
+            Err(error) => match end_of(error, &missing, begun, request, deadline) {
+                Some(end) => return Err(end),
+                None => continue,
+            },
         };
         match piece {
             SavePiece::Cut { clocks, settings } => {
@@ -260,6 +248,11 @@ fn write_copies(
                     wake_all(appliers);
                 }
             }
+            SavePiece::Removed {
+                table,
+                partition,
+                keys,
+            } => writer.removed(table.0, partition, &keys)?,
             SavePiece::Done => {
                 missing.remove(&from);
             }
@@ -284,6 +277,34 @@ fn write_copies(
     })
 }
 
+/// Why no more copies of the `missing` appliers come, after the wait for one has ended with `error`. `None`: they may
+/// still come.
+fn end_of(
+    error: RecvTimeoutError,
+    missing: &BTreeSet<u16>,
+    begun: &BegunSave,
+    request: &SaveRequest<'_>,
+    deadline: Deadline,
+) -> Option<CheckpointError> {
+    match error {
+        // Each applier drops its end when it is done or has ended.
+        RecvTimeoutError::Disconnected => {
+            let first = missing.first().copied();
+            first.map(|applier| CheckpointError::ApplierGone { applier })
+        }
+        RecvTimeoutError::Timeout if begun.memory.is_cancelled() => {
+            Some(CheckpointError::Cancelled {
+                path: request.dir.to_owned(),
+            })
+        }
+        RecvTimeoutError::Timeout if !deadline.passed() => None,
+        RecvTimeoutError::Timeout => Some(CheckpointError::Stalled {
+            appliers: missing.iter().copied().collect(),
+            seconds: FILE_ORDERS_TIMEOUT.as_secs(),
+        }),
+    }
+}
+
 /// Orders every applier to copy its share, without waiting for the copies. Returns the channel on which they arrive,
 /// each with its applier's number; it closes when all appliers are done.
 fn begin_copies(
@@ -303,6 +324,7 @@ fn begin_copies(
             applier,
             shares: request.tables.iter().map(share).collect(),
             clocks: clocks.collect(),
+            mark: request.mark,
             out: out.clone(),
             memory: Arc::clone(memory),
         };
@@ -344,242 +366,4 @@ impl Share {
             }
         }
     }
-}
-
-/// A saved model opened for loading: its manifest, and the chunk index of each part file.
-#[derive(Debug)]
-pub struct SavedModel {
-    dir: PathBuf,
-    identity: Identity,
-    manifest: Manifest,
-    parts: Vec<IndexedPart>,
-}
-
-/// Identity of a manifest file, which every commit changes: device, inode, and change time in seconds and
-/// nanoseconds.
-type Identity = (u64, u64, i64, i64);
-
-fn identity(dir: &Path) -> Result<Identity, CheckpointError> {
-    let path = dir.join(MANIFEST_NAME);
-    let found = fs::metadata(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => CheckpointError::Missing { path: path.clone() },
-        _ => CheckpointError::io("look at", &path)(error),
-    })?;
-    Ok((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
-}
-
-#[derive(Debug)]
-struct IndexedPart {
-    reader: PartReader,
-    /// For each table number, positions of its chunks in the reader's index.
-    tables: BTreeMap<u32, Vec<usize>>,
-}
-
-impl SavedModel {
-    /// Opens the saved model of a directory: reads its manifest and the chunk index of each part file, once
-    /// for all tables.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] names the file and the failed check.
-    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        // First: a manifest that is replaced from here on is noticed.
-        let identity = identity(dir)?;
-        let manifest = read_manifest(dir)?;
-        let open = |file: &SavedFile| {
-            let reader = PartReader::open(dir, file)?;
-            let mut tables: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-            for (n, chunk) in reader.chunks().iter().enumerate() {
-                tables.entry(chunk.table).or_default().push(n);
-            }
-            Ok(IndexedPart { reader, tables })
-        };
-        let parts = manifest.files.iter().map(open);
-        let parts = parts.collect::<Result<_, CheckpointError>>()?;
-        Ok(Self {
-            dir: dir.to_owned(),
-            identity,
-            manifest,
-            parts,
-        })
-    }
-
-    /// Whether `dir` is the directory of this model and its manifest file has not been replaced since it was
-    /// opened.
-    pub fn is_current(&self, dir: &Path) -> bool {
-        self.dir == dir && identity(dir).is_ok_and(|now| now == self.identity)
-    }
-
-    /// Finds the saved table of this name. An error if there is none, or if its definition differs from
-    /// `spec`.
-    fn table(&self, spec: &TableSpec) -> Result<&SavedTable, CheckpointError> {
-        let refuse = |what: String| CheckpointError::Table {
-            path: self.dir.join(MANIFEST_NAME),
-            table: spec.name.clone(),
-            what,
-        };
-        let mut tables = self.manifest.tables.iter();
-        let saved = tables.find(|saved| saved.spec.name == spec.name);
-        let saved = saved.ok_or_else(|| refuse("none of this name".into()))?;
-        match saved.spec == *spec {
-            true => Ok(saved),
-            false => Err(refuse(format!("saved as {:?}", saved.spec))),
-        }
-    }
-}
-
-/// Fills this server's share of a table from a saved model; blocks until it is done. The table must have been
-/// created with the saved definition. Reads, from the part files of all servers of the model, only chunks of
-/// partitions that `server` owns now.
-///
-/// # Errors
-/// [`CheckpointError`] names the file and the failed check. The table may then be partly filled, and must not be
-/// used.
-pub fn load_table(
-    appliers: &dyn Appliers,
-    server: ServerId,
-    table: &TableInfo,
-    model: &SavedModel,
-) -> Result<(), CheckpointError> {
-    let saved = model.table(&table.spec)?;
-    let (id, optimizer) = (table.id, saved.optimizer);
-    let store = |what| CheckpointError::Store { table: id.0, what };
-    let mine: Vec<u16> = (0..appliers.count())
-        .filter(|&a| {
-            owns_any(
-                table,
-                Owner {
-                    server,
-                    applier: ApplierId(a),
-                },
-            )
-        })
-        .collect();
-    for &applier in &mine {
-        let begun = ask(appliers, applier, move |engine| {
-            if let Some(optimizer) = optimizer {
-                engine.set_optimizer(id, optimizer);
-            }
-            engine.begin_restore(id)
-        })?;
-        begun.map_err(store)?;
-    }
-    let mut filler = Filler::new(appliers, table);
-    for part in &model.parts {
-        let chunks = part.tables.get(&saved.id).into_iter().flatten();
-        for &n in chunks {
-            let chunk = &part.reader.chunks()[n];
-            let owner = table.placement.owner(PartitionId(chunk.partition));
-            if let Some(owner) = owner.filter(|owner| owner.server == server) {
-                filler.fill(owner.applier.0, &part.reader, chunk)?;
-            }
-        }
-    }
-    filler.finish()?;
-    for &applier in &mine {
-        ask(appliers, applier, move |engine| engine.end_restore(id))?.map_err(store)?;
-    }
-    Ok(())
-}
-
-fn owns_any(table: &TableInfo, owner: Owner) -> bool {
-    table.placement.owned_by(owner).next().is_some()
-}
-
-/// Collects chunks for each applier and stores them in batches: waking a sleeping applier takes longer than
-/// storing a small chunk.
-struct Filler<'a> {
-    appliers: &'a dyn Appliers,
-    id: TableId,
-    spec: Arc<TableSpec>,
-    /// Chunks not yet stored, by applier.
-    waiting: BTreeMap<u16, Batch>,
-}
-
-/// Chunks that one applier stores in one step.
-#[derive(Default)]
-struct Batch {
-    /// Partition and payload of each chunk.
-    chunks: Vec<(u32, Vec<u8>)>,
-    /// Length of all payloads in bytes.
-    bytes: usize,
-}
-
-impl<'a> Filler<'a> {
-    fn new(appliers: &'a dyn Appliers, table: &TableInfo) -> Self {
-        Self {
-            appliers,
-            id: table.id,
-            spec: Arc::new(table.spec.clone()),
-            waiting: BTreeMap::new(),
-        }
-    }
-
-    /// Reads and validates a chunk for an applier. Stores the applier's batch if it has at least
-    /// `CHUNK_BYTES`, else keeps it.
-    fn fill(
-        &mut self,
-        applier: u16,
-        reader: &PartReader,
-        chunk: &ChunkIndex,
-    ) -> Result<(), CheckpointError> {
-        let mut payload = Vec::new();
-        reader.read(chunk, &mut payload)?;
-        let found = records(&self.spec, PartitionId(chunk.partition), &payload);
-        if found.map(|records| records.len() as u64) != Some(chunk.records) {
-            return Err(reader.damaged(chunk.at, "records of this chunk do not fit the table"));
-        }
-        let batch = self.waiting.entry(applier).or_default();
-        batch.bytes += payload.len();
-        batch.chunks.push((chunk.partition, payload));
-        match batch.bytes >= CHUNK_BYTES {
-            true => self.store(applier),
-            false => Ok(()),
-        }
-    }
-
-    fn store(&mut self, applier: u16) -> Result<(), CheckpointError> {
-        let Some(Batch { chunks, .. }) = self.waiting.remove(&applier) else {
-            return Ok(());
-        };
-        let (id, spec) = (self.id, Arc::clone(&self.spec));
-        let stored = ask(self.appliers, applier, move |engine| {
-            let all = |(partition, bytes): &(u32, Vec<u8>)| {
-                let records = records(&spec, PartitionId(*partition), bytes).unwrap_or_default();
-                engine.restore(id, records.into_iter())
-            };
-            chunks.iter().try_for_each(all)
-        })?;
-        stored.map_err(|what| CheckpointError::Store { table: id.0, what })
-    }
-
-    /// Stores the remaining batches of all appliers.
-    fn finish(mut self) -> Result<(), CheckpointError> {
-        while let Some((&applier, _)) = self.waiting.first_key_value() {
-            self.store(applier)?;
-        }
-        Ok(())
-    }
-}
-
-/// A decoded record of a chunk: key (or row index or block number), bytes of the values, bytes of the
-/// optimizer state.
-pub(crate) type Record<'a> = (u64, &'a [u8], &'a [u8]);
-
-/// Decodes a chunk's payload into records of the table `spec`. `None` if the bytes are not complete records
-/// of this partition.
-pub(crate) fn records<'a>(
-    spec: &TableSpec,
-    partition: PartitionId,
-    mut bytes: &'a [u8],
-) -> Option<Vec<Record<'a>>> {
-    let mut all = Vec::new();
-    while let Some((key, rest)) = bytes.split_first_chunk() {
-        let key = u64::from_le_bytes(*key);
-        let shape = RecordShape::of(spec, key).filter(|shape| shape.partition == partition)?;
-        let (values, rest) = rest.split_at_checked(shape.values)?;
-        let (state, rest) = rest.split_at_checked(shape.state_of(rest)?)?;
-        all.push((key, values, state));
-        bytes = rest;
-    }
-    bytes.is_empty().then_some(all)
 }

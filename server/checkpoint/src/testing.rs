@@ -20,11 +20,11 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::limits::SAVE_BYTES_DEFAULT;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{Shape, TableSpec};
-use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::control::{CheckpointMark, TableInfo};
 
 use crate::{
     Appliers, CheckpointError, Disk, Manifest, PartReader, SaveRequest, SavedFile, SavedModel,
-    SavedTable, commit, load_table, note_settings, save_part,
+    SavedTable, commit, link_parts, load_table, note_settings, save_part,
 };
 
 pub use specs::{spec, specs};
@@ -160,6 +160,34 @@ impl Cluster {
         }
     }
 
+    /// Changes a few records of each table and removes a few rows of sparse ones, by random numbers.
+    pub fn change(&self, seed: u64) {
+        for table in &self.tables {
+            let model = self.model();
+            let own = model
+                .iter()
+                .filter(|((name, _), _)| *name == table.spec.name);
+            for (n, ((_, key), (values, state))) in own.enumerate() {
+                let random = mix64(seed ^ mix64(n as u64));
+                let owner = self.owner(table, *key);
+                let mut engines = self.servers[owner.server.0 as usize].0.borrow_mut();
+                let engine = &mut engines[usize::from(owner.applier.0)];
+                let is_sparse = matches!(table.spec.shape, Shape::Sparse { .. });
+                match random % 10 {
+                    0 => {
+                        let values = vec![random as u8; values.len()];
+                        let record = (*key, &values[..], &state[..]);
+                        engine.begin_restore(table.id).unwrap();
+                        engine.restore(table.id, [record].into_iter()).unwrap();
+                        engine.end_restore(table.id).unwrap();
+                    }
+                    1 if is_sparse => assert!(engine.remove_row(table.id, *key).unwrap()),
+                    _ => {}
+                }
+            }
+        }
+    }
+
     /// Copies every record of every table.
     pub fn model(&self) -> Model {
         let mut model = Model::new();
@@ -196,24 +224,63 @@ impl Cluster {
         dir: &Path,
         nonce: u64,
     ) -> Result<Manifest, CheckpointError> {
+        self.save_marked(disk, dir, nonce, None, &[])
+    }
+
+    /// Takes checkpoint `number` in a directory. With a base, the number, directory and manifest of another checkpoint,
+    /// it extends that one.
+    ///
+    /// # Errors
+    /// See [`link_parts`], [`save_part`] and [`commit`].
+    pub fn checkpoint<D: Disk + Clone + 'static>(
+        &self,
+        disk: &D,
+        dir: &Path,
+        number: u64,
+        base: Option<(u64, &Path, &Manifest)>,
+    ) -> Result<Manifest, CheckpointError> {
+        let (mut extends, mut before) = (None, &[][..]);
+        if let Some((base, from, manifest)) = base {
+            let names = manifest.files.iter().map(|file| file.file.clone());
+            let names: Vec<String> = names.collect();
+            link_parts(&mut disk.clone(), from, dir, &names)?;
+            (extends, before) = (Some(base), &manifest.files[..]);
+        }
+        let mark = Some(CheckpointMark { number, extends });
+        self.save_marked(disk, dir, number * 100, mark, before)
+    }
+
+    fn save_marked<D: Disk + Clone + 'static>(
+        &self,
+        disk: &D,
+        dir: &Path,
+        nonce: u64,
+        mark: Option<CheckpointMark>,
+        before: &[SavedFile],
+    ) -> Result<Manifest, CheckpointError> {
         let saved = |t: &TableInfo| SavedTable {
             id: t.id.0,
             spec: t.spec.clone(),
             optimizer: None,
         };
         let mut tables: Vec<SavedTable> = self.tables.iter().map(saved).collect();
-        let mut files = Vec::new();
+        let mut files = before.to_vec();
         for (s, server) in self.servers.iter().enumerate() {
             let request = SaveRequest {
                 server: ServerId(s as u32),
                 tables: &self.tables,
                 clocks: &[],
+                mark,
                 dir,
                 nonce: nonce + s as u64,
             };
             let share = save_part(server, Box::new(disk.clone()), &request)?;
             note_settings(&mut tables, &share.settings);
-            files.push(share.file);
+            let own = before.iter().rfind(|file| file.server == s as u32);
+            files.push(SavedFile {
+                extends: own.map(|file| file.file.clone()),
+                ..share.file
+            });
         }
         let manifest = Manifest::new("job".into(), tables, files);
         commit(&mut disk.clone(), dir, &manifest)?;

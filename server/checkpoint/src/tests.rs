@@ -2,6 +2,7 @@
 
 mod definitions;
 mod disk;
+mod incremental;
 mod version_one;
 
 use std::fs::{self, File};
@@ -95,6 +96,10 @@ impl Disk for CutDisk {
                 .for_each(|p| to.clone_into(p));
             fs::rename(from, to)
         })
+    }
+
+    fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step(|_| fs::hard_link(from, to))
     }
 
     fn sync_dir(&mut self, _dir: &Path) -> io::Result<()> {
@@ -254,11 +259,11 @@ fn no_damaged_byte_of_a_manifest_changes_the_model() {
     }
     let other = String::from_utf8(good)
         .unwrap()
-        .replace("\"tidewater_model\": 2", "\"tidewater_model\": 3");
+        .replace("\"tidewater_model\": 3", "\"tidewater_model\": 4");
     fs::write(&path, other).unwrap();
     let error = read_manifest(dir.path()).unwrap_err();
     assert!(
-        matches!(error, CheckpointError::Version { found: 3, .. }),
+        matches!(error, CheckpointError::Version { found: 4, .. }),
         "{error}"
     );
     fs::remove_file(&path).unwrap();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,7 +16,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use tidewater_engine::store::cut::SaveMemory;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::wire::control::{CommandReply, DomainClock, SavedPart, TableInfo};
+use tidewater_protocol::wire::control::{
+    CheckpointMark, CommandReply, DomainClock, SavedPart, TableInfo,
+};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 
@@ -39,6 +41,8 @@ pub(crate) enum FileOrder {
         tables: Vec<TableInfo>,
         /// Clocks of the cut, by domain.
         clocks: Vec<DomainClock>,
+        /// The checkpoint that is taken; `None` for a save that a worker asks for.
+        mark: Option<CheckpointMark>,
         /// Directory of the model.
         dir: PathBuf,
         /// The begun save, if the appliers already have their orders.
@@ -168,6 +172,7 @@ impl ModelFiles {
         let FileOrder::Save {
             tables,
             clocks,
+            mark,
             dir,
             ..
         } = order
@@ -179,6 +184,7 @@ impl ModelFiles {
             server: self.server,
             tables: &tables,
             clocks: &clocks,
+            mark,
             dir: &dir,
             nonce: 0,
         };
@@ -191,6 +197,7 @@ impl ModelFiles {
         let order = FileOrder::Save {
             tables,
             clocks,
+            mark,
             dir,
             begun,
         };
@@ -304,11 +311,24 @@ impl FileThread {
             FileOrder::Save {
                 tables,
                 clocks,
+                mark,
                 dir,
                 begun,
             } => {
                 self.model = None;
-                let part = self.save(&tables, &clocks, &dir, begun)?;
+                let nonce = getrandom::u64().map_err(|error| {
+                    let text = format!("no random bytes: {error}");
+                    Refusal::new(RefusalCode::Io, [0; 4]).with_text(text)
+                })?;
+                let request = SaveRequest {
+                    server: self.server,
+                    tables: &tables,
+                    clocks: &clocks,
+                    mark,
+                    dir: &dir,
+                    nonce,
+                };
+                let part = self.save(&request, begun)?;
                 Ok(CommandReply::Saved(part))
             }
             FileOrder::Load { table, dir } => {
@@ -326,25 +346,13 @@ impl FileThread {
 
     fn save(
         &self,
-        tables: &[TableInfo],
-        clocks: &[DomainClock],
-        dir: &Path,
+        request: &SaveRequest<'_>,
         begun: Option<BegunSave>,
     ) -> Result<SavedPart, Refusal> {
-        let nonce = getrandom::u64().map_err(|error| {
-            Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
-        })?;
-        let request = SaveRequest {
-            server: self.server,
-            tables,
-            clocks,
-            dir,
-            nonce,
-        };
         let (appliers, disk) = (&*self.appliers, Box::new(OsDisk));
         let share = match begun {
-            Some(begun) => checkpoint::write_part(appliers, disk, &request, begun)?,
-            None => checkpoint::save_part(appliers, disk, &request)?,
+            Some(begun) => checkpoint::write_part(appliers, disk, request, begun)?,
+            None => checkpoint::save_part(appliers, disk, request)?,
         };
         let checkpoint::SavedShare {
             file,
@@ -358,6 +366,8 @@ impl FileThread {
             bytes,
             check,
             clocks,
+            // The coordinator knows it.
+            extends: _,
         } = file;
         Ok(SavedPart {
             file,
@@ -408,6 +418,7 @@ mod tests {
             let save = FileOrder::Save {
                 tables: Vec::new(),
                 clocks: Vec::new(),
+                mark: None,
                 dir: dir.path().to_owned(),
                 begun: None,
             };

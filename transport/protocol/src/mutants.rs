@@ -156,6 +156,12 @@ mutants! {
     LostTickHalved = "lost-tick-halved";
     /// A record changes before the save under way has copied it.
     WriteBeforeCopy = "write-before-copy";
+    /// A record that changes after a checkpoint is not noted for the next one.
+    ChangeNotNoted = "change-not-noted";
+    /// A row that is removed after a checkpoint is not noted for the next one.
+    RemovalNotNoted = "removal-not-noted";
+    /// A checkpoint is made of the changes since another one than it extends.
+    ChangesSinceAnother = "changes-since-another";
     /// A save that is ended between two of its copies is reported as done, without the rest.
     CancelledSaveIsDone = "cancelled-save-is-done";
     /// A saved part has the clocks of its server's fastest applier.

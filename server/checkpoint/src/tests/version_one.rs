@@ -88,7 +88,7 @@ fn model_text(file: &str, bytes: usize, check: u64) -> String {
 }
 
 /// Every element of a block has the block's step count. Values, moments and clocks are those of the
-/// files. A later save has version 2.
+/// files. A later save has version 3.
 #[test]
 fn model_of_version_one_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn model_of_version_one_is_loaded() {
         let again = tempfile::tempdir().unwrap();
         cluster.save(&CutDisk::default(), again.path(), 1).unwrap();
         let text = fs::read_to_string(again.path().join("manifest.json")).unwrap();
-        assert!(text.contains("\"tidewater_model\": 2"), "{text}");
+        assert!(text.contains("\"tidewater_model\": 3"), "{text}");
         let second = Cluster::of(vec![spec_of_table()], &[1]);
         second.load(again.path()).unwrap();
         assert_eq!(second.model(), expected);

@@ -26,6 +26,10 @@ pub(super) struct CheckpointArgs {
     /// Complete checkpoints to keep.
     #[arg(long, value_name = "K", requires = "checkpoint", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1000))]
     keep: u16,
+    /// Of so many checkpoints one holds all rows; those between hold what has changed since the one before. 1: each
+    /// holds all rows.
+    #[arg(long, value_name = "N", requires = "checkpoint", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    full_every: u16,
 }
 
 impl CheckpointArgs {
@@ -38,7 +42,9 @@ impl CheckpointArgs {
             Every::Ticks(ticks) => format!("--every={ticks}t"),
         });
         let keep = dir.as_ref().map(|_| format!("--keep={}", self.keep));
-        dir.into_iter().chain(every).chain(keep)
+        let full = dir.as_ref();
+        let full = full.map(|_| format!("--full-every={}", self.full_every));
+        dir.into_iter().chain(every).chain(keep).chain(full)
     }
 
     /// Makes a coordinator take checkpoints.
@@ -57,6 +63,7 @@ impl CheckpointArgs {
             dir: dir.to_owned(),
             every: self.every.unwrap_or(EVERY_DEFAULT),
             keep: usize::from(self.keep),
+            full_every: usize::from(self.full_every),
         }))
     }
 }

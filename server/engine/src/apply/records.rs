@@ -182,6 +182,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Removes the rows of these keys from a sparse table, for a load of a checkpoint that extends another one. Keys
+    /// without a row are passed over: a row may have been created and removed between the two.
+    ///
+    /// # Errors
+    /// The table is not there, or not sparse.
+    pub fn restore_removed(&mut self, id: TableId, keys: &[u64]) -> Result<(), RecordError> {
+        for &key in keys {
+            let removed = self.remove_row(id, key);
+            removed.map_err(|reason| format!("row {key} cannot be removed: {reason:?}"))?;
+        }
+        Ok(())
+    }
+
     /// Ends the load of a table: on a snapshot table it publishes the loaded epoch to readers.
     ///
     /// # Errors

@@ -20,12 +20,15 @@
 //! reached these clocks, and cuts there: all appliers cut at the same tick. If the worker is lost, an
 //! applier that finds a minimum beyond its clock fails the save.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
 use tidewater_protocol::mutants::{Mutant, on};
+use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::Optimizer;
+use tidewater_protocol::wire::control::CheckpointMark;
 
 use super::engine::Engine;
 use super::records::Keys;
@@ -48,6 +51,8 @@ pub struct SaveOrder {
     pub shares: Vec<(TableId, Vec<PartitionId>)>,
     /// Clock of each domain at which the cut is made: when the job's minimum has reached it.
     pub clocks: Vec<(DomainId, u64)>,
+    /// The checkpoint that is taken; `None` for a save that a worker asks for.
+    pub mark: Option<CheckpointMark>,
     /// Channel to the thread that writes the file.
     pub out: Sender<(u16, SavePiece)>,
     /// Bounds the bytes of copies that wait to be written, for all appliers of the save.
@@ -192,6 +197,7 @@ impl Engine {
     fn cut(&mut self, save: &mut Save) -> Result<(), (TableId, String)> {
         let order = &save.order;
         let mut settings = Vec::new();
+        let mut removed = Vec::new();
         let mut namespace = None;
         for (id, partitions) in &order.shares {
             if partitions.is_empty() {
@@ -206,15 +212,16 @@ impl Engine {
                 applier: order.applier,
                 memory: Arc::clone(&order.memory),
             };
-            if !table.begin_cut(outlet) {
-                return Err((*id, "a save of it is under way; wait for it".into()));
-            }
+            let keys = table.begin_cut(outlet, order.mark);
+            let keys = keys.map_err(|why| (*id, why))?;
+            removed.extend(removed_by_partition(table, keys));
             save.cuts += 1;
             settings.extend(setting_of(table).map(|optimizer| (*id, optimizer)));
         }
         let clocks = namespace.map_or_else(Vec::new, |namespace| self.domain_clocks(namespace));
         save.is_cut = true;
         save.send(SavePiece::Cut { clocks, settings });
+        removed.into_iter().for_each(|piece| save.send(piece));
         Ok(())
     }
 
@@ -233,7 +240,7 @@ impl Engine {
             }
             let table = self.tables.get_mut(&id.0).ok_or_else(|| gone(id))?;
             let Some(&partition) = partitions.get(save.partition) else {
-                *table.cut() = None;
+                table.watch().end_cut();
                 (save.table, save.partition) = (save.table + 1, 0);
                 cost += CLAIM_BYTES;
                 continue;
@@ -247,7 +254,7 @@ impl Engine {
                     cost += copied.map_err(|why| (id, why))?;
                 }
                 None => {
-                    if let Some(cut) = table.cut() {
+                    if let Some(cut) = table.watch().cut() {
                         cut.send_group(partition.0);
                     }
                     save.keys = None;
@@ -266,7 +273,7 @@ impl Engine {
             if let Some(table) = self.tables.get_mut(&id.0)
                 && !partitions.is_empty()
             {
-                *table.cut() = None;
+                table.watch().end_cut();
             }
         }
     }
@@ -281,6 +288,22 @@ impl Save {
 
 fn gone(table: TableId) -> (TableId, String) {
     (table, "it is not there; was it released?".into())
+}
+
+/// Makes the pieces of a save that name a table's removed rows, one for each partition.
+fn removed_by_partition(table: &Table, keys: Vec<u64>) -> impl Iterator<Item = SavePiece> {
+    let (id, partitions) = (table.id, table.spec.partitions);
+    let mut all = BTreeMap::<u32, Vec<u64>>::new();
+    for key in keys {
+        let partition = partition_of_key(key, partitions).0;
+        all.entry(partition).or_default().push(key);
+    }
+    all.into_iter()
+        .map(move |(partition, keys)| SavePiece::Removed {
+            table: id,
+            partition,
+            keys,
+        })
 }
 
 /// Returns the optimizer of a table if its hyper-parameters differ from the table's definition; otherwise

@@ -11,7 +11,7 @@ use super::records::RecordError;
 use crate::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
 use crate::store::ShardId;
-use crate::store::cut::{Cut, Outlet};
+use crate::store::cut::{Outlet, Watch};
 use crate::store::dense_blocks::{BlocksKept, DenseBlocks};
 use crate::store::dense_rows::{DenseRows, RowsKept};
 use crate::store::extents::ExtentsPlace;
@@ -22,6 +22,7 @@ use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
 use crate::store::{ResumeError, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::wire::control::CheckpointMark;
 
 /// Rows or blocks of a table on one applier, of one of three kinds.
 #[derive(Debug)]
@@ -289,27 +290,33 @@ impl Table {
         }
     }
 
-    /// Begins a save of the share at its present state; `outlet` takes the records. Returns false, and does
-    /// nothing, if a save of it is under way.
-    pub(super) fn begin_cut(&mut self, outlet: Outlet) -> bool {
-        if self.cut().is_some() {
-            return false;
+    /// Begins a save of the share at its present state; `outlet` takes the records. With a `mark` it is a checkpoint: of
+    /// all records, or of the changes since the checkpoint that it extends. Returns the keys of rows that were removed
+    /// since that one.
+    ///
+    /// # Errors
+    /// Why not: a save of it is under way, or the changes are not known. Nothing was changed.
+    pub(super) fn begin_cut(
+        &mut self,
+        outlet: Outlet,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
+        if self.watch().is_cut() {
+            return Err("a save of it is under way; wait for it".into());
         }
         match &mut self.store {
-            Store::Sparse(s) => s.begin_cut(outlet),
-            Store::Rows(r) => r.begin_cut(outlet),
-            Store::Blocks(b) => b.begin_cut(outlet),
+            Store::Sparse(s) => s.begin_cut(outlet, mark),
+            Store::Rows(r) => r.begin_cut(outlet, mark),
+            Store::Blocks(b) => b.begin_cut(outlet, mark),
         }
-        true
     }
 
-    /// Returns the save of the share that is under way, if any. The caller ends it by setting the option to
-    /// `None`.
-    pub(super) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
+    /// Returns what writers of the share look for: a save that is under way, and the changes since a checkpoint.
+    pub(super) const fn watch(&mut self) -> &mut Watch {
         match &mut self.store {
-            Store::Sparse(s) => s.rows().cut(),
-            Store::Rows(r) => r.rows().cut(),
-            Store::Blocks(b) => b.cut(),
+            Store::Sparse(s) => s.rows().watch(),
+            Store::Rows(r) => r.rows().watch(),
+            Store::Blocks(b) => b.watch(),
         }
     }
 

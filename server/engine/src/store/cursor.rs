@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use tidewater_protocol::layout::row::RowLocation;
+use tidewater_protocol::wire::control::CheckpointMark;
 
 use super::cut::Outlet;
 use super::redo::RowPlace;
@@ -57,10 +58,14 @@ impl SparseShard {
         (self.find_slot(place.key) == Some(slot)).then_some(place)
     }
 
-    /// Begins a save of all rows of the shard: from now on a row is copied to `outlet` before it changes.
-    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+    /// Begins a save of all rows of the shard, see [`super::cut::Watch::begin`].
+    pub(crate) fn begin_cut(
+        &mut self,
+        outlet: Outlet,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
         let spans = self.extents.spans();
-        self.rows().begin_cut(outlet, spans);
+        self.rows().begin_cut(outlet, spans, mark)
     }
 
     /// Returns key and place of the next row of a partition, and advances the cursor. `None` at the end.

@@ -5,6 +5,8 @@
 //! each record. The first claim copies; a record is therefore copied once, with the bytes of the cut. A
 //! record that is created after the cut is claimed without a copy.
 //!
+//! An incremental checkpoint is a cut of the records that have changed since the one before (`super::changes`).
+//!
 //! Everything here runs on the table's applier, between two steps of it. Only [`SaveMemory`] is shared
 //! with the thread that writes the file.
 
@@ -15,7 +17,10 @@ use crossbeam_channel::Sender;
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Optimizer;
+use tidewater_protocol::wire::control::CheckpointMark;
 use tidewater_runtime::sync::{AtomicBool, AtomicUsize, Ordering};
+
+use super::changes::Changes;
 
 /// Bytes of copied records after which a group is sent to the writing thread.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
@@ -125,6 +130,16 @@ pub enum SavePiece {
         /// Records in the form of a saved model: key, values, optimizer state.
         bytes: Vec<u8>,
     },
+    /// Rows that were removed since the checkpoint that the save extends. They come after the cut and before the
+    /// records of their partition; their bytes do not count as held.
+    Removed {
+        /// Table of the rows.
+        table: TableId,
+        /// Partition of all keys.
+        partition: u32,
+        /// Keys of the rows.
+        keys: Vec<u64>,
+    },
     /// All records of the applier have been sent.
     Done,
     /// The applier cannot continue the save.
@@ -181,14 +196,16 @@ pub(crate) struct Cut {
     stride: u64,
     /// One bit for each record, set when the record is claimed.
     claimed: Vec<u64>,
+    /// The records that are copied; `None`: all of the spans.
+    only: Option<Changes>,
     /// Copied records by partition, each group below [`PIECE_BYTES`].
     groups: BTreeMap<u32, Group>,
 }
 
 impl Cut {
-    /// Creates a cut of the records at `spans`, with positions `stride` apart. Cost: zeroed memory of one
-    /// bit a record, which is touched as records are claimed.
-    pub(crate) fn new(outlet: Outlet, mut spans: Vec<Span>, stride: u64) -> Self {
+    /// Creates a cut of the records at `spans`, with positions `stride` apart, and if `only` is given of those among
+    /// them that have changed. Cost: zeroed memory of one bit a record, which is touched as records are claimed.
+    fn new(outlet: Outlet, mut spans: Vec<Span>, stride: u64, only: Option<Changes>) -> Self {
         spans.sort_unstable();
         let mut records = 0;
         let number = |span: Span| {
@@ -202,14 +219,15 @@ impl Cut {
             spans,
             stride,
             claimed: vec![0; records.div_ceil(64) as usize],
+            only,
             groups: BTreeMap::new(),
         }
     }
 
     /// Claims the record at a position. Returns true for the first claim of a record of the cut: the caller
     /// then [copies](Self::copy) it, or knows that there is none to copy. False for a position outside the
-    /// cut.
-    pub(crate) fn claim(&mut self, position: u64) -> bool {
+    /// cut, and for a record that has not changed where only changes are copied.
+    fn claim(&mut self, position: u64) -> bool {
         let after = self
             .spans
             .partition_point(|(span, _)| span.first <= position);
@@ -224,12 +242,7 @@ impl Cut {
         let (word, bit) = ((record / 64) as usize, 1 << (record % 64));
         let is_first = self.claimed[word] & bit == 0;
         self.claimed[word] |= bit;
-        is_first
-    }
-
-    /// Claims a record before a write changes it. If it returns true, the caller must copy the record now.
-    pub(crate) fn claim_before_write(&mut self, position: u64) -> bool {
-        !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
+        is_first && self.only.as_ref().is_none_or(|only| only.has(position))
     }
 
     /// Adds the copy of a record to the group of its partition: key, values and optimizer state. A full
@@ -275,6 +288,110 @@ impl Cut {
                 records,
                 bytes,
             });
+        }
+    }
+}
+
+/// What the writers of a table's share look for before they change a record: the cut of a save that is under way, and
+/// the set that notes the changes since the last checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    cut: Option<Box<Cut>>,
+    changes: Option<Box<Changes>>,
+}
+
+impl Watch {
+    /// Whether a writer must call [`Watch::claim_before_write`] for each record that it changes.
+    pub(crate) const fn is_on(&self) -> bool {
+        self.cut.is_some() || self.changes.is_some()
+    }
+
+    /// Begins a save of the records at `spans`, with positions `stride` apart: from now on a record is copied to
+    /// `outlet` before it changes. For a checkpoint, changes are noted from now on, and one that extends another copies
+    /// what has changed since that one. Returns the keys of rows that were removed since, none for a full save.
+    ///
+    /// # Errors
+    /// The changes since the checkpoint that this one extends are not known. Nothing was changed.
+    pub(crate) fn begin(
+        &mut self,
+        outlet: Outlet,
+        spans: Vec<Span>,
+        stride: u64,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
+        let only = match mark.and_then(|mark| mark.extends) {
+            Some(number) => Some(self.take_changes(number)?),
+            None => None,
+        };
+        let removed = only.as_ref().map(|only| only.removed().to_vec());
+        if let Some(mark) = mark {
+            self.changes = Some(Box::new(Changes::new(mark.number, stride)));
+        }
+        self.cut = Some(Box::new(Cut::new(outlet, spans, stride, only)));
+        Ok(removed.unwrap_or_default())
+    }
+
+    /// Takes the set of all changes since checkpoint `number`.
+    fn take_changes(&mut self, number: u64) -> Result<Changes, String> {
+        let Some(changes) = &self.changes else {
+            return Err(format!(
+                "its changes since checkpoint {number} are not noted"
+            ));
+        };
+        if !mutants::on(Mutant::ChangesSinceAnother) {
+            changes.check(number)?;
+        }
+        let changes = self.changes.take();
+        Ok(*changes.unwrap_or_else(|| unreachable!("it was looked at")))
+    }
+
+    /// Returns the save that is under way, if any.
+    pub(crate) fn cut(&mut self) -> Option<&mut Cut> {
+        self.cut.as_deref_mut()
+    }
+
+    /// Whether a save is under way.
+    pub(crate) const fn is_cut(&self) -> bool {
+        self.cut.is_some()
+    }
+
+    /// Ends the save that is under way. Changes are still noted.
+    pub(crate) fn end_cut(&mut self) {
+        self.cut = None;
+    }
+
+    /// Claims a record for the cursor of the save. If it returns true, the caller must copy the record now.
+    pub(crate) fn claim(&mut self, position: u64) -> bool {
+        self.cut.as_mut().is_some_and(|cut| cut.claim(position))
+    }
+
+    /// Claims a record before a write changes it, and notes the change. If it returns true, the caller must copy the
+    /// record now.
+    pub(crate) fn claim_before_write(&mut self, position: u64) -> bool {
+        self.note(position);
+        !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
+    }
+
+    /// Notes a record that is created: it has changed, and a save under way has nothing to copy of it.
+    pub(crate) fn note_created(&mut self, position: u64) {
+        self.note(position);
+        self.claim(position);
+    }
+
+    /// Notes that the row of a key is removed.
+    pub(crate) fn note_removed(&mut self, key: u64) {
+        if let Some(changes) = &mut self.changes
+            && !mutants::on(Mutant::RemovalNotNoted)
+        {
+            changes.note_removed(key);
+        }
+    }
+
+    fn note(&mut self, position: u64) {
+        if let Some(changes) = &mut self.changes
+            && !mutants::on(Mutant::ChangeNotNoted)
+        {
+            changes.note(position);
         }
     }
 }

@@ -33,9 +33,10 @@ use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::limits::VERSIONS_MAX;
 use tidewater_protocol::placement::partition_ranges;
 use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
+use tidewater_protocol::wire::control::CheckpointMark;
 
 use super::StoreError;
-use super::cut::{Cut, Outlet, Span};
+use super::cut::{Outlet, Span, Watch};
 use super::files::ResumeError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
@@ -96,8 +97,8 @@ pub struct DenseBlocks {
     runs: Vec<StepRun>,
     line: SnapshotLine,
     rotation: Rotation,
-    /// Save that is under way: blocks are copied before they change.
-    cut: Option<Box<Cut>>,
+    /// Save that is under way, and changes since the last checkpoint.
+    watch: Watch,
 }
 
 /// Partitions of a range table, as ranges of its blocks. `sizes_of` has refused other tables.
@@ -151,7 +152,7 @@ impl DenseBlocks {
             runs: Vec::new(),
             line: SnapshotLine::default(),
             rotation: Rotation::new(sizes.buffers, 0),
-            cut: None,
+            watch: Watch::default(),
         })
     }
 
@@ -194,7 +195,7 @@ impl DenseBlocks {
             runs: Vec::new(),
             line: SnapshotLine::default(),
             rotation: Rotation::new(sizes.buffers, 0),
-            cut: None,
+            watch: Watch::default(),
         })
     }
 
@@ -215,19 +216,23 @@ impl DenseBlocks {
         [vec![payload, meta], private]
     }
 
-    /// Begins a save of all blocks of the share: from now on a block is copied to `outlet` before it changes.
-    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+    /// Begins a save of all blocks of the share, see [`Watch::begin`].
+    pub(crate) fn begin_cut(
+        &mut self,
+        outlet: Outlet,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
         let span = |part: &Part| Span {
             first: part.first,
             count: part.blocks,
         };
         let parts = self.parts.iter().flatten().map(span).collect();
-        self.cut = Some(Box::new(Cut::new(outlet, parts, 1)));
+        self.watch.begin(outlet, parts, 1, mark)
     }
 
-    /// Returns the save that is under way, if any. The caller ends it by setting the option to `None`.
-    pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
-        &mut self.cut
+    /// Returns what is looked for before a block changes: a save that is under way, and the changes since a checkpoint.
+    pub(crate) const fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
     }
 
     /// Copies a block into the save under way. Returns the number of bytes copied: 0 without a save, or for a
@@ -236,18 +241,16 @@ impl DenseBlocks {
     /// # Errors
     /// [`BlocksError::NotOwned`].
     pub(crate) fn copy_block(&mut self, block: u64) -> Result<usize, BlocksError> {
-        let is_claimed = self.cut.as_mut().is_some_and(|cut| cut.claim(block));
-        if is_claimed {
+        if self.watch.claim(block) {
             return self.copy_claimed(block);
         }
         Ok(0)
     }
 
-    /// Copies a block that is about to change into the save under way, unless it has been copied.
+    /// Copies a block that is about to change into the save under way, unless it has been copied, and notes its change.
     #[cold]
-    fn copy_before_write(&mut self, block: u64) -> Result<(), BlocksError> {
-        let cut = self.cut.as_mut();
-        if cut.is_some_and(|cut| cut.claim_before_write(block)) {
+    fn before_write(&mut self, block: u64) -> Result<(), BlocksError> {
+        if self.watch.claim_before_write(block) {
             self.copy_claimed(block)?;
         }
         Ok(())
@@ -258,7 +261,7 @@ impl DenseBlocks {
         let (mut values, mut state) = (vec![0; self.block_lengths(block)?.0], Vec::new());
         self.read_range(first, &mut values)?;
         self.read_state_block(block, &mut state)?;
-        if let Some(cut) = &mut self.cut {
+        if let Some(cut) = self.watch.cut() {
             cut.copy(self.ranges.part_of(block), block, &values, &state);
         }
         Ok(values.len() + state.len())

@@ -11,6 +11,7 @@ use tidewater_protocol::layout::dense::Ranges;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_checksum};
 use tidewater_protocol::placement::{block_layout, partition_ranges};
 use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::CheckpointMark;
 
 use super::StoreError;
 use super::cut::{Outlet, Span};
@@ -237,14 +238,18 @@ impl DenseRows {
         &mut self.rows
     }
 
-    /// Begins a save of all rows of the share: from now on a row is copied to `outlet` before it changes.
-    pub(crate) fn begin_cut(&mut self, outlet: Outlet) {
+    /// Begins a save of all rows of the share, see [`super::cut::Watch::begin`].
+    pub(crate) fn begin_cut(
+        &mut self,
+        outlet: Outlet,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
         let span = |slab: &Slab| Span {
             first: slab.payload.at as u64,
             count: slab.rows,
         };
         let slabs = self.slabs.iter().flatten().map(span).collect();
-        self.rows.begin_cut(outlet, slabs);
+        self.rows.begin_cut(outlet, slabs, mark)
     }
 
     /// Returns the sizes of the rows in public memory.

@@ -5,6 +5,7 @@
 //! lanes and clocks.
 
 mod admission;
+pub mod changes;
 pub(crate) mod closing;
 pub mod cursor;
 pub mod cut;

@@ -7,10 +7,11 @@ use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, r
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::{partition_of_key, partition_ranges};
 use tidewater_protocol::table::{PushOp, TableSpec};
+use tidewater_protocol::wire::control::CheckpointMark;
 use tidewater_runtime::mem::versioned::RowHead;
 
 use super::StoreError;
-use super::cut::{Cut, Outlet, Span};
+use super::cut::{Outlet, Span, Watch};
 use super::memory::ServerMemory;
 use super::redo::{Progress, Redo, RowPlace, RowSizes, RowWords};
 use super::sparse::FIND_AHEAD;
@@ -29,8 +30,8 @@ pub struct RowWriter {
     spec: Arc<TableSpec>,
     payload: Vec<u8>,
     state: Vec<u8>,
-    /// Save that is under way: rows are copied before they change.
-    cut: Option<Box<Cut>>,
+    /// Save that is under way, and changes since the last checkpoint.
+    watch: Watch,
 }
 
 impl RowWriter {
@@ -48,20 +49,24 @@ impl RowWriter {
             payload: vec![0; kernel.row_bytes()],
             state: vec![0; kernel.state_bytes()],
             spec,
-            cut: None,
+            watch: Watch::default(),
         })
     }
 
-    /// Begins a save of the rows in `slabs`, spans of slots in public memory: from now on a row is copied to
-    /// `outlet` before it changes.
-    pub(super) fn begin_cut(&mut self, outlet: Outlet, slabs: Vec<Span>) {
+    /// Begins a save of the rows in `slabs`, spans of slots in public memory, see [`Watch::begin`].
+    pub(super) fn begin_cut(
+        &mut self,
+        outlet: Outlet,
+        slabs: Vec<Span>,
+        mark: Option<CheckpointMark>,
+    ) -> Result<Vec<u64>, String> {
         let stride = self.layout.stride as u64;
-        self.cut = Some(Box::new(Cut::new(outlet, slabs, stride)));
+        self.watch.begin(outlet, slabs, stride, mark)
     }
 
-    /// Returns the save that is under way, if any. The caller ends it by setting the option to `None`.
-    pub(crate) const fn cut(&mut self) -> &mut Option<Box<Cut>> {
-        &mut self.cut
+    /// Returns what is looked for before a row changes: a save that is under way, and the changes since a checkpoint.
+    pub(crate) const fn watch(&mut self) -> &mut Watch {
+        &mut self.watch
     }
 
     /// Copies a row into the save under way. Returns the number of bytes copied: 0 without a save, for a row
@@ -70,21 +75,18 @@ impl RowWriter {
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
     pub(crate) fn copy_row(&mut self, place: RowPlace) -> Result<usize, StoreError> {
-        let cut = self.cut.as_mut();
-        if cut.is_some_and(|cut| cut.claim(place.row_at as u64)) {
+        if self.watch.claim(place.row_at as u64) {
             return self.copy_claimed(place);
         }
         Ok(0)
     }
 
-    /// Copies rows that are about to change into the save under way. Skips rows that have been copied, and rows that are
-    /// not of its cut.
+    /// Copies rows that are about to change into the save under way, and notes their change. Skips the copies of rows
+    /// that have been copied, and of rows that are not of its cut.
     #[cold]
-    fn copy_before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
+    fn before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
         for &place in places {
-            if let Some(cut) = &mut self.cut
-                && cut.claim_before_write(place.row_at as u64)
-            {
+            if self.watch.claim_before_write(place.row_at as u64) {
                 self.copy_claimed(place)?;
             }
         }
@@ -93,7 +95,7 @@ impl RowWriter {
 
     fn copy_claimed(&mut self, place: RowPlace) -> Result<usize, StoreError> {
         RowWords::new(&self.memory, place, self.sizes())?.load(&mut self.payload, &mut self.state);
-        if let Some(cut) = &mut self.cut {
+        if let Some(cut) = self.watch.cut() {
             let partition = partition_of(&self.spec, place.key);
             cut.copy(partition, place.key, &self.payload, &self.state);
         }
@@ -158,8 +160,8 @@ impl RowWriter {
         op: PushOp,
         values: &[u8],
     ) -> Result<(), StoreError> {
-        if self.cut.is_some() {
-            self.copy_before_write(places)?;
+        if self.watch.is_on() {
+            self.before_write(places)?;
         }
         let push = Rows {
             redo,
@@ -243,10 +245,7 @@ impl RowWriter {
         progress: Progress,
         place: RowPlace,
     ) -> Result<(), StoreError> {
-        if let Some(cut) = &mut self.cut {
-            // Of after the cut: it has no copy.
-            cut.claim(place.row_at as u64);
-        }
+        self.watch.note_created(place.row_at as u64);
         let row = RowWords::new(&self.memory, place, self.sizes())?;
         let (init, seed) = (&self.spec.init, self.spec.seed);
         self.first
@@ -264,8 +263,8 @@ impl RowWriter {
         progress: Progress,
         place: RowPlace,
     ) -> Result<(), StoreError> {
-        if self.cut.is_some() {
-            self.copy_before_write(&[place])?;
+        if self.watch.is_on() {
+            self.before_write(&[place])?;
         }
         self.create(redo, progress, place)
     }
@@ -276,8 +275,8 @@ impl RowWriter {
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
     pub fn remove(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
-        if self.cut.is_some() {
-            self.copy_before_write(&[place])?;
+        if self.watch.is_on() {
+            self.before_write(&[place])?;
         }
         let next = self.version(place)?.next_generation();
         if mutants::on(Mutant::DeletedRowValid) {
@@ -288,6 +287,7 @@ impl RowWriter {
             .public
             .region()
             .words_mut(place.row_at, ROW_HEADER_BYTES)?;
+        self.watch.note_removed(place.key);
         // Checksum first: between the two stores the old version has a wrong checksum.
         row.store_release(8, !row_checksum(place.salt, place.key, next, &[]));
         row.store_release(0, next.0);
@@ -344,8 +344,8 @@ impl RowWriter {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
-        if self.cut.is_some() {
-            self.copy_before_write(&[place])?;
+        if self.watch.is_on() {
+            self.before_write(&[place])?;
         }
         let row = RowWords::new(&self.memory, place, self.sizes())?;
         self.payload.copy_from_slice(payload);

@@ -24,6 +24,7 @@ use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, Join, Resumed, WorkerState,
 };
 
+use super::increments::{Base, Increment, Increments};
 use super::jobs::{Job, Worker};
 use super::models::{By, Request, Step};
 use super::state::{Action, Asker, Coordinator, FileTask, Phase, Purpose, bad};
@@ -55,6 +56,9 @@ pub struct CheckpointPolicy {
     pub every: Every,
     /// Number of complete checkpoints that are kept, at least 1.
     pub keep: usize,
+    /// One of so many checkpoints holds all rows, those between hold what has changed since the one before. 1: all hold
+    /// all rows.
+    pub full_every: usize,
 }
 
 /// Progress of loading a job's newest checkpoint before its workers join.
@@ -89,6 +93,7 @@ pub(super) struct Durable {
     /// Operation number of the checkpoint under way, if any.
     pub(super) op: Option<u64>,
     pub(super) gives_way: bool,
+    pub(super) increments: Increments,
     /// Saves and loads of workers that wait for the end of the checkpoint.
     pub(super) waiting: Vec<(Asker, Request)>,
     /// Furthest clock of any worker in each domain, as servers report it, without `Job::base`. The alive file holds the
@@ -111,6 +116,7 @@ impl Durable {
             due: Duration::ZERO,
             op: None,
             gives_way: false,
+            increments: Increments::default(),
             waiting: Vec::new(),
             clocks: BTreeMap::new(),
             unread: 0,
@@ -285,10 +291,18 @@ impl Coordinator {
         };
         job.busy = true;
         (durable.op, durable.gives_way) = (Some(op), false);
+        let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
+        let base = durable.increments.take(full_every);
         let dir = dir_of(&durable.dir, durable.next);
-        let task = FileTask::BeginCheckpoint(dir.clone());
+        let task = FileTask::BeginCheckpoint {
+            dir: dir.clone(),
+            links: base.as_ref().map(Base::links),
+        };
         let step = Step::BeginSave { clocks: Vec::new() };
         self.begin_op(By::Checkpoint, namespace, dir, step, task);
+        if let Some(model) = self.models.get_mut(&op) {
+            model.increment = Some(Increment::new(op, base));
+        }
     }
 
     /// Orders all servers to hold a job's clocks, so that they consume no tick, for checkpoint `op`. If no domain
@@ -506,9 +520,17 @@ impl Coordinator {
     }
 
     /// Handles the end of a checkpoint: sets the time of the next one by its outcome, and begins the saves
-    /// and loads that waited.
-    pub(super) fn checkpoint_ended(&mut self, namespace: &str, answer: CoordinatorAnswer) {
+    /// and loads that waited. `base` is this checkpoint for the next one to extend, if it is complete. `extends` says that
+    /// it extends another one.
+    pub(super) fn checkpoint_ended(
+        &mut self,
+        namespace: &str,
+        answer: CoordinatorAnswer,
+        base: Option<Base>,
+        extends: bool,
+    ) {
         let (now, every) = (self.now, self.checkpoint.as_ref().map(|p| p.every));
+        let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
         let Some(durable) = self.durable(namespace) else {
             return;
         };
@@ -521,14 +543,30 @@ impl Coordinator {
                 rows,
                 bytes,
             } => {
-                tracing::info!(namespace, number, tables, rows, bytes, "checkpoint");
+                tracing::info!(
+                    namespace,
+                    number,
+                    extends,
+                    tables,
+                    rows,
+                    bytes,
+                    "checkpoint"
+                );
                 durable.next = number.saturating_add(1);
+                if let Some(base) = base {
+                    durable.increments.complete(base, full_every);
+                }
                 match every {
                     Some(Every::Time(every)) => every,
                     _ => Duration::ZERO,
                 }
             }
             _ if gave_way => RETRY_SOON,
+            // A server may have started again, or does not know all changes.
+            CoordinatorAnswer::Refused(refusal) if extends => {
+                tracing::info!(namespace, number, %refusal, "the next checkpoint holds all rows");
+                RETRY_SOON
+            }
             CoordinatorAnswer::Refused(refusal) => {
                 let dir = &durable.dir;
                 tracing::error!(namespace, number, dir, %refusal, "a checkpoint has failed");

@@ -76,7 +76,7 @@ impl FileThreads {
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
             FileTask::BeginSave(dir)
-            | FileTask::BeginCheckpoint(dir)
+            | FileTask::BeginCheckpoint { dir, .. }
             | FileTask::BeginLoad(dir)
             | FileTask::BeginResume { dir, .. } => Some(dir.clone()),
             FileTask::Commit { .. } | FileTask::Abandon(_) | FileTask::EndLoad => None,

@@ -16,7 +16,7 @@ use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::Deadline;
 
-use super::state::{FileDone, FileTask};
+use super::state::{FileDone, FileTask, Links};
 
 /// Time for which a coordinator waits for the end of the one before that keeps the checkpoints of a job.
 const JOB_LOCK_TIME: Duration = Duration::from_secs(3);
@@ -51,7 +51,9 @@ impl Files {
     pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
-            FileTask::BeginCheckpoint(dir) => self.begin_checkpoint(op, PathBuf::from(dir)),
+            FileTask::BeginCheckpoint { dir, links } => {
+                self.begin_checkpoint(op, PathBuf::from(dir), links.as_ref())
+            }
             FileTask::BeginLoad(dir) => self.begin_load(op, PathBuf::from(dir)),
             FileTask::BeginResume { dir, before } => self.begin_resume(op, &dir, before),
             FileTask::Commit { manifest, keep } => match self.operations.remove(&op) {
@@ -80,13 +82,29 @@ impl Files {
         Some(done.map_err(Refusal::from))
     }
 
-    /// Begins a checkpoint: a save into a directory in that of a job, of which this coordinator is the only one.
-    fn begin_checkpoint(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {
+    /// Begins a checkpoint: a save into a directory in that of a job, of which this coordinator is the only one. Links
+    /// the parts of the checkpoint that it may extend; without links it can still hold all rows.
+    fn begin_checkpoint(
+        &mut self,
+        op: u64,
+        dir: PathBuf,
+        links: Option<&Links>,
+    ) -> Result<FileDone, CheckpointError> {
         if let Some(job) = dir.parent() {
             make(job)?;
             self.lock_job(job)?;
         }
-        self.begin_save(op, dir)
+        let begun = self.begin_save(op, dir.clone())?;
+        let Some(Links { from, names }) = links else {
+            return Ok(begun);
+        };
+        match checkpoint::link_parts(&mut OsDisk, Path::new(from), &dir, names) {
+            Ok(()) => Ok(begun),
+            Err(error) => {
+                tracing::info!(%error, "checkpoints hold all rows: their directory takes no hard links");
+                Ok(FileDone::BegunWithoutLinks)
+            }
+        }
     }
 
     fn begin_save(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {

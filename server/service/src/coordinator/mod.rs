@@ -22,6 +22,7 @@ mod ends;
 mod file_threads;
 mod files;
 mod functions;
+mod increments;
 mod jobs;
 mod losses;
 mod member_barriers;
@@ -45,7 +46,7 @@ pub use checkpoints::{CheckpointPolicy, Every};
 pub use recovery::RETURN_GRACE;
 pub use serve::{Listening, ServeConfig, ServeError, serve};
 pub use state::{
-    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,
+    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, Links, LostWorker, PeerId,
 };
 pub use tidewater_clocks::membership;
 pub use tidewater_journal::{Journal, JournalError};

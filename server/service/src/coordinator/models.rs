@@ -13,6 +13,7 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
+use super::increments::{Base, Increment};
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
 use super::tables::{Stage, refusal_of};
 use tidewater_checkpoint::{Manifest, SavedFile, SavedTable, note_settings};
@@ -26,6 +27,11 @@ pub(super) struct ModelOp {
     by: By,
     pub(super) deadline: Duration,
     step: Step,
+    /// Of a checkpoint: which one it extends.
+    pub(super) increment: Option<Increment>,
+    /// Of a checkpoint with all parts written: what the next one can extend, and whether it extends another one.
+    base: Option<Base>,
+    extends: bool,
 }
 
 /// Origin of a save or load, which gets its outcome.
@@ -167,6 +173,9 @@ impl Coordinator {
                 by,
                 deadline,
                 step,
+                increment: None,
+                base: None,
+                extends: false,
             },
         );
         self.actions.push(Action::Files(self.last_model, task));
@@ -208,6 +217,10 @@ impl Coordinator {
         match (&mut model.step, done) {
             (_, Err(refusal)) => self.end_model(op, CoordinatorAnswer::Refused(refusal)),
             (Step::BeginSave { .. }, Ok(FileDone::Begun)) if model.by == By::Checkpoint => {
+                self.hold_for_checkpoint(op);
+            }
+            (Step::BeginSave { .. }, Ok(FileDone::BegunWithoutLinks)) => {
+                model.increment.iter_mut().for_each(Increment::hold_all);
                 self.hold_for_checkpoint(op);
             }
             (Step::Finding, Ok(FileDone::Checkpoints(found))) => {
@@ -255,15 +268,17 @@ impl Coordinator {
                 spec: table.info.spec.clone(),
                 optimizer: None,
             });
+        let tables: Vec<SavedTable> = tables.collect();
+        let increment = model.increment.as_mut();
+        let checkpoint = increment.map(|increment| increment.mark(&tables, servers.len()));
         model.step = Step::Saving {
-            tables: tables.collect(),
+            tables,
             missing: servers.iter().copied().collect(),
             parts: Vec::new(),
             cut_ms: None,
             refused: None,
         };
-        let checkpoint = model.by == By::Checkpoint;
-        if checkpoint {
+        if checkpoint.is_some() {
             // It may wait for a tick. Servers limit the time from then on.
             model.deadline = Duration::MAX;
         }
@@ -329,6 +344,12 @@ impl Coordinator {
             bytes: sum(|file| file.bytes),
         };
         model.deadline = self.now + FILE_ORDERS_TIMEOUT;
+        if let Some(increment) = model.increment.take() {
+            model.extends = increment.extends();
+            let base = increment.complete(model.dir.clone(), tables.clone(), files);
+            files = base.files().to_vec();
+            model.base = Some(base);
+        }
         let manifest = Box::new(Manifest {
             taken_ms,
             ..Manifest::new(model.namespace.clone(), tables, files)
@@ -524,7 +545,11 @@ impl Coordinator {
         }
         match model.by {
             By::Worker(asker) => self.model_answered(asker, &model.dir, answer),
-            By::Checkpoint => self.checkpoint_ended(&model.namespace, answer),
+            By::Checkpoint => {
+                let under_way = model.increment.as_ref();
+                let extends = under_way.map_or(model.extends, Increment::extends);
+                self.checkpoint_ended(&model.namespace, answer, model.base, extends);
+            }
             By::Resume => self.resume_ended(&model.namespace, answer),
         }
     }
@@ -690,5 +715,6 @@ fn saved_file(server: ServerId, part: SavedPart) -> SavedFile {
         bytes,
         check,
         clocks,
+        extends: None,
     }
 }

@@ -101,7 +101,12 @@ pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
     BeginSave(String),
     /// As [`FileTask::BeginSave`], for a checkpoint: lock the directory above it too, until the coordinator ends.
-    BeginCheckpoint(String),
+    BeginCheckpoint {
+        /// Directory of the checkpoint.
+        dir: String,
+        /// Parts that it may extend: link them into its directory.
+        links: Option<Links>,
+    },
     /// All parts are written: write the manifest, remove what it replaces, unlock.
     Commit {
         /// Manifest of the model.
@@ -126,11 +131,22 @@ pub enum FileTask {
     },
 }
 
+/// Part files of a checkpoint that the next one extends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Links {
+    /// Directory of the checkpoint that has them.
+    pub from: String,
+    /// Names of the files.
+    pub names: Vec<String>,
+}
+
 /// Result of a [`FileTask`], reported to [`Coordinator::files_done`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileDone {
-    /// The directory is there and locked.
+    /// The directory is there and locked, and has the parts of [`FileTask::BeginCheckpoint`].
     Begun,
+    /// The directory is there and locked. The file system does not link the parts: no checkpoint can extend them.
+    BegunWithoutLinks,
     /// The manifest is on disk, durably.
     Committed,
     /// The directory is locked; this is its manifest.

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod functions;
+mod increments;
 mod losses;
 mod members;
 mod models;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use tidewater_protocol::ids::{TableId, WorkerId, WorkerThread};
 use tidewater_protocol::wire::control::{
-    Command, CommandReply, DomainClock, Members, ServerStatus, TableInfo, ThreadClock, WorkerState,
+    CheckpointMark, Command, CommandReply, DomainClock, Members, ServerStatus, TableInfo,
+    ThreadClock, WorkerState,
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -176,8 +177,8 @@ impl Enlisted {
                 clocks,
                 checkpoint,
             } => {
-                let order = self.save(&namespace, dir, clocks);
-                if checkpoint {
+                let order = self.save(&namespace, dir, clocks, checkpoint);
+                if checkpoint.is_some() {
                     self.held.remove(&namespace);
                     files.begin_checkpoint(id, &namespace, order, || node.appliers())?;
                 } else {
@@ -277,12 +278,19 @@ impl Enlisted {
         Ok(())
     }
 
-    fn save(&self, namespace: &str, dir: String, clocks: Vec<DomainClock>) -> FileOrder {
+    fn save(
+        &self,
+        namespace: &str,
+        dir: String,
+        clocks: Vec<DomainClock>,
+        mark: Option<CheckpointMark>,
+    ) -> FileOrder {
         let of_job = self.tables.values().filter(|(job, _)| job == namespace);
         let tables = of_job.map(|(_, table)| table.clone());
         FileOrder::Save {
             tables: tables.filter(|t| !t.spec.is_transient()).collect(),
             clocks,
+            mark,
             dir: PathBuf::from(dir),
             begun: None,
         }

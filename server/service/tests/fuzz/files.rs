@@ -25,7 +25,7 @@ use tidewater_protocol::layout::frame::RowsPayload;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{DType, Optimizer, PushOp, Shape, TableSpec};
-use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::control::{CheckpointMark, TableInfo};
 use tidewater_protocol::wire::decoders::DECODERS as WIRE;
 
 use crate::fuzzing::{Random, mutate};
@@ -56,6 +56,10 @@ impl Disk for Fast {
 
     fn rename(&mut self, from: &Path, to: &Path) -> std::io::Result<()> {
         OsDisk.rename(from, to)
+    }
+
+    fn link(&mut self, from: &Path, to: &Path) -> std::io::Result<()> {
+        OsDisk.link(from, to)
     }
 
     fn sync_dir(&mut self, _: &Path) -> std::io::Result<()> {
@@ -101,6 +105,12 @@ fn tables() -> Vec<TableInfo> {
         spec,
     };
     (1..).zip(specs()).map(info).collect()
+}
+
+/// Number of the table in [`specs`] from which rows can be removed.
+fn sparse_table() -> TableId {
+    let is_sparse = |table: &TableInfo| matches!(table.spec.shape, Shape::Sparse { .. });
+    tables().into_iter().find(is_sparse).unwrap().id
 }
 
 impl Server {
@@ -169,11 +179,12 @@ impl Server {
         }
     }
 
-    fn save(&self, dir: &Path, nonce: u64) -> SavedFile {
+    fn save(&self, dir: &Path, nonce: u64, mark: Option<CheckpointMark>) -> SavedFile {
         let request = SaveRequest {
             server: ServerId(0),
             tables: &tables(),
             clocks: &[],
+            mark,
             dir,
             nonce,
         };
@@ -221,13 +232,28 @@ impl Corpus {
         let server = Server::new();
         for nonce in [1, u64::MAX] {
             let dir = tempfile::tempdir().unwrap();
-            let file = server.save(dir.path(), nonce);
+            let file = server.save(dir.path(), nonce, None);
             commit(&mut Fast, dir.path(), &manifest_of(vec![file.clone()])).unwrap();
             manifests.push(fs::read(dir.path().join(MANIFEST_NAME)).unwrap());
             parts.push(fs::read(dir.path().join(&file.file)).unwrap());
             files.push(file);
             server.push();
         }
+        let dir = tempfile::tempdir().unwrap();
+        let mark = |number, extends| Some(CheckpointMark { number, extends });
+        let base = server.save(dir.path(), 2, mark(1, None));
+        server.push();
+        let removed = server.0.borrow_mut().remove_row(sparse_table(), 3);
+        assert!(removed.unwrap());
+        let changed = SavedFile {
+            extends: Some(base.file.clone()),
+            ..server.save(dir.path(), 3, mark(2, Some(1)))
+        };
+        let manifest = manifest_of(vec![base, changed.clone()]);
+        commit(&mut Fast, dir.path(), &manifest).unwrap();
+        manifests.push(fs::read(dir.path().join(MANIFEST_NAME)).unwrap());
+        parts.push(fs::read(dir.path().join(&changed.file)).unwrap());
+        files.push(changed);
         Self {
             manifests,
             parts,
@@ -392,7 +418,10 @@ impl Hostile {
     /// Writes any records with every checksum right; then loads them and continues training.
     fn one(&mut self, seed: u64, exec: u64) {
         let mut random = Random::of(seed, "models", exec);
-        let mut part = PartWriter::create(Box::new(Fast), self.dir.path(), 0, exec).unwrap();
+        let create = |nonce| PartWriter::create(Box::new(Fast), self.dir.path(), 0, nonce).unwrap();
+        // One of three extends an empty part, and may remove rows.
+        let base = (random.under(3) == 0).then(|| create(!exec).finish().unwrap());
+        let mut part = create(exec);
         let mut input = Vec::new();
         for _ in 0..1 + random.under(3) {
             let is_whole = random.under(3) == 0;
@@ -405,6 +434,16 @@ impl Hostile {
                 continue;
             };
             let (number, partition) = (u32::from(*table) + 1, u32::from(*partition));
+            if base.is_some() && random.under(2) == 0 {
+                let keys: Vec<u64> = payload
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|key| u64::from_le_bytes(*key))
+                    .collect();
+                part.removed(number, partition, &keys).unwrap();
+                continue;
+            }
             // As many records as fit; the bytes are random.
             let spec = &specs()[usize::from(*table) % specs().len()];
             let len = match spec.name.as_str() {
@@ -417,8 +456,12 @@ impl Hostile {
                 }
             }
         }
-        let file = part.finish().unwrap();
-        commit(&mut Fast, self.dir.path(), &manifest_of(vec![file])).unwrap();
+        let file = SavedFile {
+            extends: base.as_ref().map(|base| base.file.clone()),
+            ..part.finish().unwrap()
+        };
+        let files = base.into_iter().chain([file]).collect();
+        commit(&mut Fast, self.dir.path(), &manifest_of(files)).unwrap();
         match self.server.load(self.dir.path()) {
             Ok(()) => self.loaded += 1,
             Err(_) => self.refused += 1,
@@ -457,11 +500,12 @@ const COVERED: &[(&str, &[&str])] = &[
         "model-part",
         &["chunk::Head::decode", "chunk::Line::decode"],
     ),
-    ("model-records", &["rows::records"]),
+    ("model-records", &["load::records", "load::removed_keys"]),
 ];
 
 /// Found by the search: a writer, an order without bytes, and a search among models that decodes manifests.
-const EXCUSED: [&str; 3] = [
+const EXCUSED: [&str; 4] = [
+    "part::PartWriter::append",
     "part::PartWriter::records",
     "rows::release_clocks",
     "series::find",

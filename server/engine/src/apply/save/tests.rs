@@ -21,6 +21,8 @@ use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::prealloc::Preallocator;
 use crate::store::{ServerMemory, ShardId};
 
+mod incremental;
+
 const PARTITIONS: u32 = 5;
 const DIM: u32 = 8;
 /// Keys, rows and elements of the tables.
@@ -224,6 +226,15 @@ impl Rig {
     }
 
     fn save(&mut self, limit: usize, clocks: Vec<(DomainId, u64)>) -> Saved {
+        self.begin(limit, clocks, None)
+    }
+
+    fn begin(
+        &mut self,
+        limit: usize,
+        clocks: Vec<(DomainId, u64)>,
+        mark: Option<CheckpointMark>,
+    ) -> Saved {
         let (out, pieces) = unbounded();
         let memory = Arc::new(SaveMemory::new(limit));
         let all: Vec<PartitionId> = (0..PARTITIONS).map(PartitionId).collect();
@@ -233,6 +244,7 @@ impl Rig {
                 .map(|id| (TableId(id), all.clone()))
                 .collect(),
             clocks,
+            mark,
             out,
             memory: Arc::clone(&memory),
         });
@@ -241,7 +253,16 @@ impl Rig {
 
     /// The records of a save that is over; checks that each came once, and from its partition.
     fn saved(&self, saved: &Saved) -> Model {
+        let (model, removed) = self.copied(saved);
+        assert!(removed.is_empty(), "{removed:?}");
+        model
+    }
+
+    /// The records of a save that is over, and the rows that it names as removed; checks that each record came once,
+    /// and from its partition, and that no removed row comes after a record.
+    fn copied(&self, saved: &Saved) -> (Model, Vec<(u32, u64)>) {
         let mut model = Model::new();
+        let mut removed = Vec::new();
         let mut is_done = false;
         for (applier, piece) in saved.pieces.try_iter() {
             assert!(applier == 4 && !is_done);
@@ -269,13 +290,26 @@ impl Rig {
                     assert!(rest.is_empty());
                     saved.memory.written(bytes.len());
                 }
+                SavePiece::Removed {
+                    table,
+                    partition,
+                    keys,
+                } => {
+                    assert!(model.is_empty(), "removed rows come first");
+                    let spec = &self.specs[table.0 as usize - 1];
+                    for key in keys {
+                        let shape = RecordShape::of(spec, key).unwrap();
+                        assert_eq!(shape.partition, PartitionId(partition), "{table} {key}");
+                        removed.push((table.0, key));
+                    }
+                }
                 SavePiece::Done => is_done = true,
                 SavePiece::Failed { table, why } => panic!("{table}: {why}"),
             }
         }
         assert!(is_done, "the save is not over");
         assert_eq!(saved.memory.held(), 0);
-        model
+        (model, removed)
     }
 }
 
@@ -477,7 +511,7 @@ fn slow_writer_delays_the_cursor_only() {
     assert!(rig.engine.save_step(), "there is room again");
     saved.memory.cancel();
     assert!(rig.engine.save_step() && !rig.engine.save_step());
-    assert!(rig.engine.table(id).unwrap().cut().is_none());
+    assert!(!rig.engine.table(id).unwrap().watch().is_cut());
 }
 
 /// A save that another thread ends at any moment, also between two copies of its last step, is done with all of its
@@ -522,6 +556,7 @@ fn save_that_is_ended_is_not_done() {
             applier: 4,
             shares: vec![(id, all.clone())],
             clocks: Vec::new(),
+            mark: None,
             out,
             memory: Arc::clone(&memory),
         });

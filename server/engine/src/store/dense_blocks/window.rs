@@ -173,8 +173,8 @@ impl DenseBlocks {
         op: PushOp,
         values: &[u8],
     ) -> Result<(), BlocksError> {
-        if self.cut.is_some() {
-            self.copy_before_write(cut.block)?;
+        if self.watch.is_on() {
+            self.before_write(cut.block)?;
         }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(part).and_then(Option::as_mut) else {
@@ -297,8 +297,8 @@ impl DenseBlocks {
             _ => return Err(length("state of a block", state.len(), least)),
         };
         self.demand_epoch("a restore")?;
-        if self.cut.is_some() {
-            self.copy_before_write(block)?;
+        if self.watch.is_on() {
+            self.before_write(block)?;
         }
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;

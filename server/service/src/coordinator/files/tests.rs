@@ -148,7 +148,10 @@ fn directory_has_one_save_or_several_loads() {
 fn checkpoints_of_a_job_have_one_coordinator() {
     let dir = tempfile::tempdir().unwrap();
     let job = dir.path().join("job");
-    let task = |number: u64| FileTask::BeginCheckpoint(text(&job.join(format!("{number}"))));
+    let task = |number: u64| FileTask::BeginCheckpoint {
+        dir: text(&job.join(format!("{number}"))),
+        links: None,
+    };
     let resume = || FileTask::BeginResume {
         dir: text(&job),
         before: u64::MAX,

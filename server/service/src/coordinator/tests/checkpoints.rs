@@ -5,16 +5,16 @@ use tidewater_protocol::table::Reduce;
 use super::*;
 use tidewater_checkpoint::{Found, Newest, SavedFile, SavedTable};
 
-const EVERY: Duration = Duration::from_secs(5);
+pub(super) const EVERY: Duration = Duration::from_secs(5);
 
-fn at(clock: u64) -> Vec<DomainClock> {
+pub(super) fn at(clock: u64) -> Vec<DomainClock> {
     vec![DomainClock {
         domain: DomainId(0),
         clock,
     }]
 }
 
-fn spec_of_ticks(name: &str) -> TableSpec {
+pub(super) fn spec_of_ticks(name: &str) -> TableSpec {
     TableSpec {
         effect: Apply::AtTick(Reduce::Sum),
         ..spec(name)
@@ -40,6 +40,7 @@ fn joining(every: Every) -> (Rig, [PeerId; 2], PeerId) {
         dir: "/c".into(),
         every,
         keep: 2,
+        full_every: 3,
     });
     let servers = [rig.server(0), rig.server(1)];
     let worker = rig.connects(Role::Worker, 0, "job").unwrap();
@@ -48,7 +49,7 @@ fn joining(every: Every) -> (Rig, [PeerId; 2], PeerId) {
 }
 
 /// The same after its join, with a table of ticks. No checkpoint was found.
-fn running(every: Every) -> (Rig, [PeerId; 2], PeerId) {
+pub(super) fn running(every: Every) -> (Rig, [PeerId; 2], PeerId) {
     let (mut rig, servers, worker) = joining(every);
     assert_eq!(
         rig.answer(worker, 1),
@@ -80,7 +81,7 @@ fn running(every: Every) -> (Rig, [PeerId; 2], PeerId) {
 }
 
 impl Rig {
-    fn passes(&mut self, time: Duration) {
+    pub(super) fn passes(&mut self, time: Duration) {
         self.now += time;
         self.state.tick(self.now);
         self.actions.extend(self.state.take_actions());
@@ -104,7 +105,11 @@ impl Rig {
     }
 
     /// Answers the hold of both servers with these clocks. Returns the orders to save.
-    fn holds(&mut self, servers: [PeerId; 2], clocks: [u64; 2]) -> Vec<(PeerId, u64, Command)> {
+    pub(super) fn holds(
+        &mut self,
+        servers: [PeerId; 2],
+        clocks: [u64; 2],
+    ) -> Vec<(PeerId, u64, Command)> {
         for (server, clock) in servers.into_iter().zip(clocks) {
             let held = |order: &Command| match order {
                 Command::HoldClocks { .. } => Some(CommandReply::Clocks(at(clock))),
@@ -127,11 +132,15 @@ impl Rig {
     /// The file task of a save, or of a checkpoint in the directory of a job, which has begun.
     fn begins_save(&mut self, dir: &str) -> u64 {
         let (op, task) = self.file_task();
-        let want = match dir.contains("/checkpoint-") {
-            true => FileTask::BeginCheckpoint(dir.into()),
-            false => FileTask::BeginSave(dir.into()),
+        let (FileTask::BeginCheckpoint { dir: begun, .. } | FileTask::BeginSave(begun)) = &task
+        else {
+            panic!("{task:?}")
         };
-        assert_eq!(task, want);
+        let is_checkpoint = matches!(task, FileTask::BeginCheckpoint { .. });
+        assert_eq!(
+            (&begun[..], is_checkpoint),
+            (dir, dir.contains("/checkpoint-"))
+        );
         self.file_done(op, Ok(FileDone::Begun));
         op
     }
@@ -159,7 +168,7 @@ fn checkpoint_is_of_the_furthest_tick() {
         else {
             panic!("{order:?}")
         };
-        assert_eq!((clocks, checkpoint), (at(9), true));
+        assert_eq!((clocks, checkpoint.is_some()), (at(9), true));
         let saved = CommandReply::Saved(part(number, 9));
         rig.state.answered(rig.now, server, id, saved);
     }
@@ -222,7 +231,7 @@ fn checkpoint_gives_way_to_a_save() {
     for (number, server) in (0..).zip(servers) {
         let saved = rig.serves(server, |order| match order {
             Command::Save { checkpoint, .. } => {
-                assert!(!checkpoint);
+                assert_eq!(*checkpoint, None);
                 Some(CommandReply::Saved(part(number, 6)))
             }
             _ => Some(CommandReply::Done),
@@ -296,6 +305,7 @@ fn newest(number: u64) -> Found {
         bytes: 100,
         check: 1,
         clocks: at(120),
+        extends: None,
     };
     let table = SavedTable {
         id: 1,

@@ -581,6 +581,7 @@ fn journal_excludes_repeated_stays() {
             dir: "/model".into(),
             every: Every::Ticks(1),
             keep: 1,
+            full_every: 1,
         })
     });
     let error = refused.unwrap_err().to_string();

@@ -135,6 +135,7 @@ fn held_file_holds_its_save_only() {
                     server: ServerId(0),
                     tables: &saved,
                     clocks: &[],
+                    mark: None,
                     dir: &to,
                     nonce: 1,
                 };

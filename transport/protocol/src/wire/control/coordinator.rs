@@ -322,9 +322,10 @@ pub enum Command {
         dir: String,
         /// Each applier saves its share as it is when its minimums have reached these clocks.
         clocks: Vec<DomainClock>,
-        /// Whether the save is a checkpoint. Held clocks then go on once all appliers have the order, and appliers
-        /// may take any time to reach `clocks`; [`Command::CancelSave`] cancels it.
-        checkpoint: bool,
+        /// The checkpoint that is taken; `None` for a save that a worker asks for. Of a checkpoint, held clocks go on
+        /// once all appliers have the order, and appliers may take any time to reach `clocks`;
+        /// [`Command::CancelSave`] cancels it.
+        checkpoint: Option<CheckpointMark>,
     },
     /// Fills a table's partitions from all files that hold its rows. Answer: Done.
     Load {
@@ -425,6 +426,16 @@ pub struct SavedPart {
     pub settings: Vec<TableSetting>,
     /// Milliseconds since 1970 at the first cut of an applier, by the server's clock.
     pub cut_ms: u64,
+}
+
+/// Which checkpoint a [`Command::Save`] is, and which one it extends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointMark {
+    /// Number of this checkpoint. Servers note what changes after its cut under it.
+    pub number: u64,
+    /// Number of the checkpoint that it extends: only what has changed since the cut of that one is written. A server
+    /// that does not know these changes refuses. `None`: all rows are written.
+    pub extends: Option<u64>,
 }
 
 /// Reply of a server to a [`Command`] of the coordinator: the result that the command's variant documents, or a

@@ -29,8 +29,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use coordinator::{
-    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, ModuleBytes,
-    Notice, Resumed, SavedPart, TableInfo, TableSetting,
+    CheckpointMark, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined,
+    ModuleBytes, Notice, Resumed, SavedPart, TableInfo, TableSetting,
 };
 pub use members::{
     Arrival, DomainClock, Endpoints, MemberBarrier, Members, ServerEnd, ServerMember,

@@ -513,7 +513,10 @@ impl Gen {
                 namespace: self.name(64),
                 dir: self.name(99),
                 clocks: self.clocks(),
-                checkpoint: true,
+                checkpoint: self.maybe(|g| CheckpointMark {
+                    number: g.any(),
+                    extends: g.maybe(Self::any),
+                }),
             },
             Command::Load {
                 id: TableId(self.any() as u32),
