@@ -1,6 +1,5 @@
 //! Settings of RDMA queue pairs by their names, from the environment or a program.
 
-use std::ffi::OsString;
 use std::str::FromStr;
 
 use super::{EnvError, Vars, invalid};
@@ -161,17 +160,7 @@ pub fn fabric_from_text(text: &str) -> Result<FabricSettings, FabricError> {
 /// # Errors
 /// [`EnvError::Invalid`] names the variable, its value and the valid ones.
 pub fn fabric_from_env() -> Result<FabricSettings, EnvError> {
-    fabric_from_vars(std::env::vars_os())
-}
-
-/// Reads like [`fabric_from_env`], from pairs of names and values in place of the environment.
-///
-/// # Errors
-/// As [`fabric_from_env`].
-pub fn fabric_from_vars(
-    vars: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<FabricSettings, EnvError> {
-    Vars::new(vars).fabric()
+    Vars::new(std::env::vars_os()).fabric()
 }
 
 impl Vars {

@@ -35,7 +35,7 @@ pub use bootstrap::{BootstrapError, BootstrapRecord};
 pub use detect::{Detection, Finding, Verdict, detect};
 pub use device::RdmaDevice;
 pub use environment::{DetectError, Explicit, LaunchEnv};
-pub use fabric::{FabricError, fabric_from_env, fabric_from_text, fabric_from_vars, set_fabric};
+pub use fabric::{FabricError, fabric_from_env, fabric_from_text, set_fabric};
 pub use job_file::{JobFile, JobFileError};
 pub use place::{Decision, Place, Rendezvous, Source};
 pub use pmi1::PmiError;

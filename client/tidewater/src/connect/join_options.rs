@@ -1,5 +1,5 @@
-//! Selects the job that a program joins, from its options, its environment and its launcher. The
-//! language bindings connect by this.
+//! Selects the job that a program joins. (long: one struct of options, and its ways to join.)
+//! It decides by options, environment and launcher. The language bindings connect by this.
 //!
 //! A program that counts its processes itself (by MPI, say) may count differently from its launcher.
 //! Under another MPI's launcher, an MPI library makes each process believe to be alone. This module
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tidewater_launch::rendezvous::{self, Membership};
 use tidewater_launch::{
     Decision, Explicit, FabricSettings, JobEnv, JobFile, LaunchEnv, LaunchVars, Place, RdmaDevice,
-    Role, TransportChoice, detect, fabric_from_vars, token,
+    Role, TransportChoice, detect, token,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
@@ -254,7 +254,7 @@ impl JoinOptions {
             if !self.observer {
                 self.is_not_one_of_many(&vars)?;
             }
-            return self.named(coordinator, vars).map(Joined::Worker);
+            return self.named(coordinator, &vars).map(Joined::Worker);
         }
         if let Some(job) = self.of_job_file(&vars)? {
             return Ok(Joined::Worker(job));
@@ -434,7 +434,7 @@ impl JoinOptions {
     }
 
     /// Makes the job of the coordinator that the program names, with `token` or the token file. Does not connect.
-    fn named(&self, coordinator: &str, vars: Vars) -> Result<Job, ClientError> {
+    fn named(&self, coordinator: &str, vars: &Vars) -> Result<Job, ClientError> {
         let token = match (&self.token, &self.token_file) {
             (Some(token), _) => token.clone(),
             (None, Some(file)) => token::read_file(file).map_err(environment)?,
@@ -447,9 +447,10 @@ impl JoinOptions {
         let mut join = JoinConfig::new(coordinator, token);
         join.rank = self.rank;
         join.workers = self.workers.unwrap_or_default(); // 0: the coordinator says the number
-        let mut job = Job::new(join, TransportChoice::Auto);
-        job.local_rank = local_rank(&vars);
-        job.fabric = fabric_from_vars(vars).map_err(environment)?;
+        let env = LaunchVars::from_vars(vars.iter().cloned()).map_err(environment)?;
+        let mut job = Job::new(join, env.transport.unwrap_or_default());
+        job.local_rank = local_rank(vars);
+        (job.rdma_device, job.fabric) = (env.rdma_device, env.fabric);
         Ok(self.connected_by(job))
     }
 
@@ -598,3 +599,6 @@ fn local_rank(vars: &Vars) -> u32 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;
