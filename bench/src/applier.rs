@@ -139,7 +139,7 @@ impl Applier {
     /// Creates a table with all `rows` rows of `dim` f32.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if memory cannot be allocated.
+    /// [`BenchError::Store`] if memory cannot be allocated, [`BenchError::System`] if a thread cannot be started.
     pub fn new(rule: Rule, dim: usize, rows: u64, seed: u64) -> Result<Self, BenchError> {
         let memory = ServerMemory::new(MEMORY, Incarnation(1)).map_err(store)?;
         let memory = Arc::new(memory);

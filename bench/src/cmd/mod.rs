@@ -62,7 +62,8 @@ pub(crate) fn measure_paused(
     Ok(measured)
 }
 
-/// Measures a roofline for calls of `bytes` bytes of payload.
+/// Measures a roofline for calls of `bytes` bytes of payload: runs `work` in a closed loop for `time`, after three
+/// samples of warm-up. `timer_cost` is subtracted from each sample.
 pub(crate) fn roofline(
     name: &str,
     work: &mut dyn Work,

@@ -12,7 +12,8 @@ use crate::error::BenchError;
 
 /// Clock readings for the timer's cost, which is their median.
 const TIMER_READINGS: usize = 2_001;
-/// Checks for the processor time of one, which is their mean; fewer if they are long.
+/// Checks for the processor time of one, which is their mean. The last is the one after which they have taken more
+/// than `CHECK_TIME_MAX_NS`, if that comes first.
 const CHECK_REPEATS: u64 = 16;
 const CHECK_TIME_MAX_NS: u64 = 1_000_000;
 /// An open loop sleeps until this long before a sample is due, and then polls the clock. The kernel's

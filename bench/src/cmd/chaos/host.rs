@@ -114,7 +114,7 @@ impl Host {
         link("up")
     }
 
-    /// Loses and delays packets for `time`.
+    /// Loses and delays packets of the loopback interface for `time`, and blocks that long.
     pub(super) fn lose_and_delay(&self, time: Duration) -> Result<(), BenchError> {
         set_shape(self.shape).map_err(failed("shape the network"))?;
         std::thread::sleep(time);

@@ -166,8 +166,9 @@ fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     comparison.contest(title, &mut ours, Some(traffic(&mut bound)))
 }
 
-/// The same passes over the same memory in one process, by the same bound: the part of it that
-/// remains without waits and messages.
+/// Contest of the passes of a BSP step, as in [`dense_step`] but in `threads` threads of this process, with no waits
+/// between processes and no messages. Each push takes `piece` bytes through its passes at a time. The baseline is
+/// [`dense_bound`].
 fn bare_step(
     comparison: &mut Comparison<'_>,
     id: &str,

@@ -324,8 +324,9 @@ impl BlockPull<'_> {
     }
 }
 
-/// Read operation for `len` bytes to offset `body_at`, and the number of bytes before them that it also reads. Reads
-/// begin at 8-byte boundaries; if the payload does not, its first word goes to offset `head_at` of the head.
+/// Read operation for `len` bytes to offset `body_at`, and the number of bytes before them that it also reads, 0 to 7.
+/// Reads begin at 8-byte boundaries. If the payload does not, its first word goes to offset `head_at` of the head, as
+/// a complete word also for a shorter payload.
 pub(super) fn payload_read(
     at: RemoteAddr,
     len: usize,

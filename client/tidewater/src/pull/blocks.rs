@@ -738,8 +738,9 @@ impl BlockPull<'_> {
     }
 }
 
-/// Cuts pieces into windows of at most `WINDOW_BLOCKS` blocks, sorted by lane. Windows end at block boundaries, so
-/// that each block is validated once.
+/// Cuts pieces into windows of at most `WINDOW_BLOCKS` blocks. The windows replace the content of `windows`, sorted by
+/// lane and then by first element. A window ends at a block boundary or at the end of its piece, so that each block
+/// of a piece is validated once.
 fn cut_windows(pieces: &[RangePart], per_block: u64, windows: &mut Vec<RangePart>) {
     windows.clear();
     for piece in pieces {

@@ -26,8 +26,8 @@ impl Client {
     /// rows, as far as they are known.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements or an index is past the end;
-    /// deadlines; a server's refusal.
+    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements, an index is past the end, the table is
+    /// by ranges or the mode is `Snapshot`; deadlines; a server's refusal.
     pub fn pull_rows<T: Element>(
         &mut self,
         table: &Table<T>,

@@ -36,7 +36,7 @@ use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
 
-/// Number of rows that a tick looks up and then changes together: their values stay in the core's cache.
+/// Most rows that a tick looks up and then changes together: their values stay in the core's cache.
 pub(super) const STEP_ROWS: usize = 512;
 
 impl Engine {

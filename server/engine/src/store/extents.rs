@@ -32,8 +32,8 @@ use crate::store::ShardId;
 /// Bytes of row memory of a table's first extents. All sizes are multiples of it, so that freed extents
 /// serve tables with other rows.
 const FIRST_BYTES: usize = 64 << 10;
-/// Divisor of a table's row memory for the size of its next extent. The slack of a table is at most this
-/// part of it.
+/// Divisor of a table's row memory for the size of its next extent, which bounds the slack of a large table. An
+/// extent has at least 64 KiB and 16 slots, so the slack of a small table is a greater part of it.
 const GROWTH_PART: usize = 8;
 /// Divisor of an extent's slots: when only this part of the last extent is left, the next one is ordered.
 const ORDER_PART: u32 = 8;

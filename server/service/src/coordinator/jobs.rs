@@ -76,7 +76,8 @@ pub(super) struct Job {
     pub(super) durable: Option<Box<Durable>>,
     /// Server answers that its schedule waits for; `None` before the schedule is sent.
     pub(super) unscheduled: Option<Unscheduled>,
-    /// Restarted servers for which the job begins again, until all servers have ended it.
+    /// Restarted servers for which the job begins again. Emptied when all servers have ended the job and no server
+    /// is awaited.
     pub(super) restarts: Vec<ServerRestart>,
     /// The last restarted server for which the job has begun again.
     pub(super) restarted: Option<ServerRestart>,

@@ -318,8 +318,9 @@ impl ServerHandle {
         self.free_shares(id)
     }
 
-    /// Takes the shares of a table from the appliers, zeroes and frees them, on the calling thread. Appliers without
-    /// a share are skipped.
+    /// Takes the shares of a table from the appliers, makes their rows and blocks invalid and frees their memory, on
+    /// the calling thread. Values of rows stay in freed memory; public memory of a range table is zeroed. Appliers
+    /// without a share are skipped.
     pub(super) fn free_shares(&self, id: TableId) -> Result<(), ServerError> {
         let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
         // Zeroing and freeing take long: do it here, not on the appliers.

@@ -24,7 +24,7 @@ pub(super) enum Event {
     Sample(LinkId, u64),
     /// The client learns that a read is complete.
     Complete(LinkId, u64),
-    /// The client learns the result of an atomic.
+    /// The client learns the result of an atomic: the value of the word before it.
     Answer(LinkId, u64),
     /// An end learns that the link is broken.
     Learn(LinkId, Way),

@@ -144,7 +144,8 @@ impl Sessions {
     }
 
     /// Begins the recovery of a lane (connecting a broken one again): orders its applier to end it and to call
-    /// `reply` with the ring's position. May be repeated. Does not wait for the applier.
+    /// `reply` with the ring's position, or with `None` if the applier lacks the session. May be repeated. Does not
+    /// wait for the applier. Refused if the session or the applier is unknown, or the applier has ended.
     pub(in crate::server) fn begin_recovery(
         &mut self,
         id: SessionId,
