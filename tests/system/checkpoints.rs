@@ -264,7 +264,8 @@ fn ledger_is_exact_over_killed_servers() {
     let reports = said.matches("resumed from checkpoint").count();
     assert_eq!(reports as u64, KILLS, "{said}");
     let kept = checkpoints(&dir);
-    assert!((1..=2).contains(&kept.len()), "{kept:?}");
+    // Two, and one that shares no part with the newest.
+    assert!((1..=3).contains(&kept.len()), "{kept:?}");
     for line in said.lines().filter(|line| line.contains("steps lost")) {
         println!("{line}");
     }

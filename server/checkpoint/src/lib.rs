@@ -65,7 +65,7 @@ mod tests;
 pub use disk::{Disk, OsDisk, make_dir};
 pub use load::{SavedModel, load_table};
 pub use manifest::{
-    FILES_MAX, MANIFEST_NAME, Manifest, PARTS_MAX, SavedFile, SavedTable, abandon, commit,
+    EXTENDED_FILES_MAX, MANIFEST_NAME, Manifest, SavedFile, SavedTable, abandon, commit,
     link_parts, note_settings, read_manifest,
 };
 pub use part::{ChunkIndex, PartReader, PartWriter, Source};

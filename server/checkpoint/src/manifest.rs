@@ -20,10 +20,11 @@ use crate::disk::Disk;
 /// Name of the manifest file in the directory of a saved model.
 pub const MANIFEST_NAME: &str = "manifest.json";
 const TEMPORARY_NAME: &str = "manifest.json.tmp";
-/// Maximum number of part files of a model: those of [`SERVERS_MAX`] servers, each with the parts that extend it.
-pub const FILES_MAX: usize = PARTS_MAX * SERVERS_MAX as usize;
-/// Maximum number of part files of one server in a checkpoint.
-pub const PARTS_MAX: usize = 64;
+/// Maximum number of part files of a model. A load has all of them open.
+pub(crate) const FILES_MAX: usize = SERVERS_MAX as usize;
+/// Maximum number of part files of a checkpoint that extends another one, so that a load stays below the usual limit of
+/// open files (1,024).
+pub const EXTENDED_FILES_MAX: usize = 256;
 /// Seed word of the manifest's checksum.
 const CHECK: u64 = u64::from_le_bytes(*b"manifest");
 

@@ -1,15 +1,15 @@
 //! Copies rows from a server's appliers into a part file.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
-use tidewater_protocol::ids::{ApplierId, DomainId, ServerId, TableId};
+use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, ServerId, TableId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
 use tidewater_protocol::mutants::{self, Mutant};
-use tidewater_protocol::placement::Owner;
+use tidewater_protocol::placement::{Owner, partition_of_key};
 use tidewater_protocol::table::Optimizer;
 use tidewater_protocol::wire::control::{CheckpointMark, DomainClock, TableInfo, TableSetting};
 use tidewater_protocol::wire::refusal::Refusal;
@@ -210,18 +210,15 @@ fn write_copies(
     request: &SaveRequest<'_>,
     begun: &BegunSave,
 ) -> Result<SavedShare, CheckpointError> {
-    let BegunSave { pieces, memory, .. } = begun;
+    let memory = &begun.memory;
     let mut deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
-    let mut uncut = match begun.is_patient {
-        true => usize::from(appliers.count()),
-        false => 0,
-    };
+    let mut uncut = usize::from(appliers.count()) * usize::from(begun.is_patient);
     let mut missing: BTreeSet<u16> = (0..appliers.count()).collect();
     let mut share = Share::default();
     wake_all(appliers);
     while !missing.is_empty() {
         let wait = CANCEL_POLL.min(deadline.left());
-        let (from, piece) = match pieces.recv_timeout(wait) {
+        let (from, piece) = match begun.pieces.recv_timeout(wait) {
             Ok(piece) => piece,
             Err(RecvTimeoutError::Timeout) if uncut > 0 && !memory.is_cancelled() => {
                 deadline = Deadline::after(FILE_ORDERS_TIMEOUT);
@@ -248,13 +245,19 @@ fn write_copies(
                     wake_all(appliers);
                 }
             }
-            SavePiece::Removed {
-                table,
-                partition,
-                keys,
-            } => writer.removed(table.0, partition, &keys)?,
+            SavePiece::Removed { table, keys } => {
+                for (partition, keys) in by_partition(request.tables, table, keys) {
+                    writer.removed(table.0, partition.0, &keys)?;
+                }
+            }
             SavePiece::Done => {
                 missing.remove(&from);
+            }
+            SavePiece::ChangesUnknown { table, why } => {
+                return Err(CheckpointError::ChangesUnknown {
+                    table: table.0,
+                    what: why,
+                });
             }
             SavePiece::Failed { table, why } => {
                 return Err(CheckpointError::Store {
@@ -275,6 +278,24 @@ fn write_copies(
         settings: share.settings,
         cut_ms: share.cut_ms.unwrap_or_else(unix_ms),
     })
+}
+
+/// Sorts the keys of removed rows of a saved table by their partition.
+fn by_partition(
+    tables: &[TableInfo],
+    id: TableId,
+    keys: Vec<u64>,
+) -> BTreeMap<PartitionId, Vec<u64>> {
+    let table = tables.iter().find(|table| table.id == id);
+    let Some(TableInfo { spec, .. }) = table else {
+        unreachable!("table {id} is not in the order")
+    };
+    let mut all = BTreeMap::<_, Vec<u64>>::new();
+    for key in keys {
+        let partition = partition_of_key(key, spec.partitions);
+        all.entry(partition).or_default().push(key);
+    }
+    all
 }
 
 /// Why no more copies of the `missing` appliers come, after the wait for one has ended with `error`. `None`: they may

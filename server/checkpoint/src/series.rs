@@ -7,6 +7,7 @@
 //! A checkpoint never replaces another one: its directory is new. The older ones are removed after its
 //! manifest is durable, the manifest of each first, so that no manifest stays without its parts.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -163,8 +164,9 @@ pub fn find(job: &str, before: u64) -> Result<Found, CheckpointError> {
     }
 }
 
-/// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay,
-/// and so do those with higher numbers than `current`, those that a load reads, and those that cannot be read.
+/// Removes old checkpoints of a job up to `current`, which is complete. The newest `keep` complete ones stay. With
+/// `keep` of 2 or more one of those that stay shares no part with the newest one, as soon as there is one: a damaged
+/// part leaves another to load. Also kept are those with higher numbers than `current`, those that a load reads, and those that cannot be read.
 /// Failures are logged.
 pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let (Some(job), Some(number)) = (current.parent(), number_of(current)) else {
@@ -173,13 +175,18 @@ pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
     let Ok(all) = numbers(job) else {
         return;
     };
-    let mut kept = 0;
+    let (mut kept, mut newest, mut has_other) = (0, None, false);
     for old in all.into_iter().filter(|old| *old <= number) {
         let dir = PathBuf::from(dir_of(&job.to_string_lossy(), old));
         let read = complete(&dir);
-        if kept < keep && read.is_ok() {
-            kept += 1;
-            continue;
+        if let Ok(manifest) = &read {
+            let newest = newest.get_or_insert_with(|| manifest.clone());
+            let is_apart = shares_no_part(newest, manifest);
+            if kept < keep || (is_apart && keep > 1 && !has_other) {
+                has_other |= is_apart;
+                kept += 1;
+                continue;
+            }
         }
         // What cannot be read now may be complete.
         let removed = match read {
@@ -191,6 +198,11 @@ pub fn prune(disk: &mut dyn Disk, current: &Path, keep: usize) {
             tracing::warn!(%error, dir = %dir.display(), "an old checkpoint stays");
         }
     }
+}
+
+fn shares_no_part(a: &Manifest, b: &Manifest) -> bool {
+    let names: BTreeSet<&String> = a.files.iter().map(|file| &file.file).collect();
+    b.files.iter().all(|file| !names.contains(&file.file))
 }
 
 /// Removes a checkpoint's directory, unless a load reads it.

@@ -246,7 +246,11 @@ impl Cluster {
             link_parts(&mut disk.clone(), from, dir, &names)?;
             (extends, before) = (Some(base), &manifest.files[..]);
         }
-        let mark = Some(CheckpointMark { number, extends });
+        let mark = Some(CheckpointMark {
+            number,
+            extends,
+            notes: true,
+        });
         self.save_marked(disk, dir, number * 100, mark, before)
     }
 

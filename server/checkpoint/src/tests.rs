@@ -4,6 +4,7 @@ mod definitions;
 mod disk;
 mod incremental;
 mod version_one;
+mod version_two;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

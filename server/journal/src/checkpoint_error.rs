@@ -140,6 +140,14 @@ pub enum CheckpointError {
         /// Text of the store's error.
         what: String,
     },
+    /// A checkpoint extends another one, and a server has not noted all changes since.
+    #[error("table {table}: {what}")]
+    ChangesUnknown {
+        /// Number of the table.
+        table: u32,
+        /// What is not known.
+        what: String,
+    },
     /// The thread of the applier that owns the rows has ended.
     #[error("applier {applier} has ended; look at the server's log")]
     ApplierGone {
@@ -174,6 +182,9 @@ impl From<CheckpointError> for Refusal {
                 (RefusalCode::BadRequest, 0)
             }
             CheckpointError::Store { .. } => (RefusalCode::OutOfMemory, 0),
+            CheckpointError::ChangesUnknown { table, .. } => {
+                (RefusalCode::ChangesUnknown, (*table).into())
+            }
             CheckpointError::ApplierGone { applier } => {
                 (RefusalCode::BadRequest, (*applier).into())
             }

@@ -97,6 +97,49 @@ fn checkpoint_without_a_part_that_it_extends_is_left_out() {
     assert_eq!(found(u64::MAX).newest.unwrap().number, 2);
 }
 
+/// A damaged part is damaged in all checkpoints that have it: with two or more of them, one that has other parts stays.
+#[test]
+fn checkpoint_of_other_parts_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let all = series(root.path());
+    let cluster = Cluster::new(&[2, 1]);
+    cluster.fill(3);
+    let disk = CutDisk::default();
+    let mut next: Vec<(PathBuf, Manifest)> = Vec::new();
+    for number in 5..=7 {
+        let dir = root.path().join(format!("checkpoint-{number:010}"));
+        fs::create_dir(&dir).unwrap();
+        let base = next.last();
+        let base = base.map(|(from, manifest)| (number - 1, from.as_path(), manifest));
+        let manifest = cluster.checkpoint(&disk, &dir, number, base).unwrap();
+        next.push((dir, manifest));
+    }
+    let there = |number: u64| {
+        let name = format!("checkpoint-{number:010}");
+        root.path().join(name).exists()
+    };
+    series::prune(&mut OsDisk, &next[2].0, 2);
+    let kept: Vec<u64> = (1..=7).filter(|number| there(*number)).collect();
+    assert_eq!(kept, [4, 6, 7]);
+    // The part with all rows that both 6 and 7 have.
+    let shared = next[2].0.join(&next[2].1.files[0].file);
+    fs::OpenOptions::new()
+        .write(true)
+        .open(shared)
+        .unwrap()
+        .set_len(100)
+        .unwrap();
+    let found = series::find(root.path().to_str().unwrap(), u64::MAX).unwrap();
+    let newest = found.newest.unwrap();
+    assert_eq!((newest.number, found.skipped.len()), (4, 2));
+    let other = Cluster::new(&[1]);
+    other.load(Path::new(&newest.dir)).unwrap();
+    assert!(other.model() == all[3].2);
+    // With one only that one stays, as asked for.
+    series::prune(&mut OsDisk, Path::new(&newest.dir), 1);
+    assert!(there(4));
+}
+
 /// A manifest in which parts do not follow each other is refused: its rows would be of other times.
 #[test]
 fn parts_in_another_order_are_refused() {

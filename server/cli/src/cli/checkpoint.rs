@@ -23,7 +23,7 @@ pub(super) struct CheckpointArgs {
     /// Time between two checkpoints, as in 90s or 15m, or a number of ticks, as in 100t [default: 60s].
     #[arg(long, value_name = "TIME|TICKS", requires = "checkpoint", value_parser = parse_every)]
     every: Option<Every>,
-    /// Complete checkpoints to keep.
+    /// Complete checkpoints to keep. Of two or more, one that shares no file with the newest is kept too.
     #[arg(long, value_name = "K", requires = "checkpoint", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1000))]
     keep: u16,
     /// Of so many checkpoints one holds all rows; those between hold what has changed since the one before. 1: each

@@ -20,13 +20,11 @@
 //! reached these clocks, and cuts there: all appliers cut at the same tick. If the worker is lost, an
 //! applier that finds a minimum beyond its clock fails the save.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
 use tidewater_protocol::mutants::{Mutant, on};
-use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::Optimizer;
 use tidewater_protocol::wire::control::CheckpointMark;
 
@@ -87,6 +85,13 @@ impl Engine {
     /// Begins a save of this applier's share. The cut is made in the next [step](Self::save_step) at the
     /// earliest. Everything else, failures too, is reported through the order's channel.
     pub fn begin_save(&mut self, order: SaveOrder) {
+        // Before the clocks are awaited: a checkpoint that cannot be made is begun again in time for its tick.
+        for (id, _) in order.shares.iter().filter(|(_, own)| !own.is_empty()) {
+            let watch = self.tables.get_mut(&id.0).map(Table::watch);
+            if let Some(Err(why)) = watch.map(|watch| watch.check(order.mark)) {
+                return order.send(SavePiece::ChangesUnknown { table: *id, why });
+            }
+        }
         self.saves.push(Save {
             order,
             is_cut: false,
@@ -124,12 +129,12 @@ impl Engine {
             return Step::Over;
         }
         if !save.is_cut {
-            let reached = self.clocks_reached(&save.order);
+            let reached = self.clocks_reached(&save.order).map_err(failed);
             return match reached.and_then(|reached| reached.then(|| self.cut(save)).transpose()) {
                 Ok(None) => Step::Waits,
                 Ok(Some(())) => Step::Moved,
-                Err((table, why)) => {
-                    save.send(SavePiece::Failed { table, why });
+                Err(piece) => {
+                    save.order.send(piece);
                     Step::Over
                 }
             };
@@ -145,11 +150,11 @@ impl Engine {
             }
             Ok(true) => Step::Moved,
             Ok(false) => {
-                save.send(SavePiece::Done);
+                save.order.send(SavePiece::Done);
                 Step::Over
             }
             Err((table, why)) => {
-                save.send(SavePiece::Failed { table, why });
+                save.order.send(SavePiece::Failed { table, why });
                 Step::Over
             }
         }
@@ -192,9 +197,9 @@ impl Engine {
     }
 
     /// Makes the cut of a save: from now on every table with a share here copies records before they change.
-    /// Reports clocks and changed hyper-parameters. The error names a table that is missing or in another
-    /// save, and the reason.
-    fn cut(&mut self, save: &mut Save) -> Result<(), (TableId, String)> {
+    /// Reports clocks and changed hyper-parameters. The error is the last message of the save: a table is missing or in
+    /// another save, or its changes are not known.
+    fn cut(&mut self, save: &mut Save) -> Result<(), SavePiece> {
         let order = &save.order;
         let mut settings = Vec::new();
         let mut removed = Vec::new();
@@ -204,7 +209,14 @@ impl Engine {
                 save.cuts += 1;
                 continue;
             }
-            let table = self.tables.get_mut(&id.0).ok_or_else(|| gone(*id))?;
+            let table = self.tables.get_mut(&id.0);
+            let table = table.ok_or_else(|| failed(gone(*id)))?;
+            if table.watch().is_cut() {
+                return Err(failed((
+                    *id,
+                    "a save of it is under way; wait for it".into(),
+                )));
+            }
             namespace.get_or_insert(table.namespace);
             let outlet = Outlet {
                 table: *id,
@@ -213,15 +225,17 @@ impl Engine {
                 memory: Arc::clone(&order.memory),
             };
             let keys = table.begin_cut(outlet, order.mark);
-            let keys = keys.map_err(|why| (*id, why))?;
-            removed.extend(removed_by_partition(table, keys));
+            let keys = keys.map_err(|why| SavePiece::ChangesUnknown { table: *id, why })?;
+            if !keys.is_empty() {
+                removed.push(SavePiece::Removed { table: *id, keys });
+            }
             save.cuts += 1;
             settings.extend(setting_of(table).map(|optimizer| (*id, optimizer)));
         }
         let clocks = namespace.map_or_else(Vec::new, |namespace| self.domain_clocks(namespace));
         save.is_cut = true;
-        save.send(SavePiece::Cut { clocks, settings });
-        removed.into_iter().for_each(|piece| save.send(piece));
+        save.order.send(SavePiece::Cut { clocks, settings });
+        removed.into_iter().for_each(|piece| save.order.send(piece));
         Ok(())
     }
 
@@ -279,31 +293,19 @@ impl Engine {
     }
 }
 
-impl Save {
+impl SaveOrder {
     /// Sends a piece of the save to the writing thread. It is dropped if that thread has gone.
     fn send(&self, piece: SavePiece) {
-        let _ = self.order.out.send((self.order.applier, piece));
+        let _ = self.out.send((self.applier, piece));
     }
+}
+
+fn failed((table, why): (TableId, String)) -> SavePiece {
+    SavePiece::Failed { table, why }
 }
 
 fn gone(table: TableId) -> (TableId, String) {
     (table, "it is not there; was it released?".into())
-}
-
-/// Makes the pieces of a save that name a table's removed rows, one for each partition.
-fn removed_by_partition(table: &Table, keys: Vec<u64>) -> impl Iterator<Item = SavePiece> {
-    let (id, partitions) = (table.id, table.spec.partitions);
-    let mut all = BTreeMap::<u32, Vec<u64>>::new();
-    for key in keys {
-        let partition = partition_of_key(key, partitions).0;
-        all.entry(partition).or_default().push(key);
-    }
-    all.into_iter()
-        .map(move |(partition, keys)| SavePiece::Removed {
-            table: id,
-            partition,
-            keys,
-        })
 }
 
 /// Returns the optimizer of a table if its hyper-parameters differ from the table's definition; otherwise

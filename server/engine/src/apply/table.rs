@@ -295,15 +295,12 @@ impl Table {
     /// since that one.
     ///
     /// # Errors
-    /// Why not: a save of it is under way, or the changes are not known. Nothing was changed.
+    /// What of the changes is not known. Nothing was changed.
     pub(super) fn begin_cut(
         &mut self,
         outlet: Outlet,
         mark: Option<CheckpointMark>,
     ) -> Result<Vec<u64>, String> {
-        if self.watch().is_cut() {
-            return Err("a save of it is under way; wait for it".into());
-        }
         match &mut self.store {
             Store::Sparse(s) => s.begin_cut(outlet, mark),
             Store::Rows(r) => r.begin_cut(outlet, mark),

@@ -66,9 +66,9 @@ impl Changes {
         })
     }
 
-    /// Keys of the rows that were removed, in the order of their removal. A key may come twice.
-    pub(crate) fn removed(&self) -> &[u64] {
-        &self.removed
+    /// Takes the keys of the rows that were removed, in the order of their removal. A key may come twice.
+    pub(crate) fn take_removed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.removed)
     }
 
     /// Checks that this is all that has changed since checkpoint `number`.
@@ -122,6 +122,6 @@ mod tests {
         assert_eq!(changes.check(3), Ok(()));
         changes.note_removed(7);
         assert!(changes.check(3).is_err());
-        assert_eq!(changes.removed().len(), REMOVED_MAX);
+        assert_eq!(changes.take_removed().len(), REMOVED_MAX);
     }
 }

@@ -130,18 +130,23 @@ pub enum SavePiece {
         /// Records in the form of a saved model: key, values, optimizer state.
         bytes: Vec<u8>,
     },
-    /// Rows that were removed since the checkpoint that the save extends. They come after the cut and before the
-    /// records of their partition; their bytes do not count as held.
+    /// Rows that were removed since the checkpoint that the save extends. They come after the cut and before all
+    /// records of the table; their bytes do not count as held.
     Removed {
         /// Table of the rows.
         table: TableId,
-        /// Partition of all keys.
-        partition: u32,
-        /// Keys of the rows.
+        /// Keys of the rows, of all partitions. A key may come twice.
         keys: Vec<u64>,
     },
     /// All records of the applier have been sent.
     Done,
+    /// The applier cannot make the save an extension of another checkpoint: it has not noted all changes since.
+    ChangesUnknown {
+        /// The table of which changes are not known.
+        table: TableId,
+        /// What is not known.
+        why: String,
+    },
     /// The applier cannot continue the save.
     Failed {
         /// The table at which it failed.
@@ -307,8 +312,8 @@ impl Watch {
     }
 
     /// Begins a save of the records at `spans`, with positions `stride` apart: from now on a record is copied to
-    /// `outlet` before it changes. For a checkpoint, changes are noted from now on, and one that extends another copies
-    /// what has changed since that one. Returns the keys of rows that were removed since, none for a full save.
+    /// `outlet` before it changes. Of a checkpoint that the next one may extend, changes are noted from now on; one that
+    /// extends another copies what has changed since that one. Returns the keys of rows that were removed since, none for a full save.
     ///
     /// # Errors
     /// The changes since the checkpoint that this one extends are not known. Nothing was changed.
@@ -319,30 +324,38 @@ impl Watch {
         stride: u64,
         mark: Option<CheckpointMark>,
     ) -> Result<Vec<u64>, String> {
-        let only = match mark.and_then(|mark| mark.extends) {
-            Some(number) => Some(self.take_changes(number)?),
-            None => None,
-        };
-        let removed = only.as_ref().map(|only| only.removed().to_vec());
+        self.check(mark)?;
+        let (mut only, mut removed) = (None, Vec::new());
         if let Some(mark) = mark {
-            self.changes = Some(Box::new(Changes::new(mark.number, stride)));
+            let noted = mark
+                .notes
+                .then(|| Box::new(Changes::new(mark.number, stride)));
+            let before = std::mem::replace(&mut self.changes, noted);
+            only = before.filter(|_| mark.extends.is_some());
+            if let Some(only) = &mut only {
+                removed = only.take_removed();
+            }
         }
+        let only = only.map(|only| *only);
         self.cut = Some(Box::new(Cut::new(outlet, spans, stride, only)));
-        Ok(removed.unwrap_or_default())
+        Ok(removed)
     }
 
-    /// Takes the set of all changes since checkpoint `number`.
-    fn take_changes(&mut self, number: u64) -> Result<Changes, String> {
-        let Some(changes) = &self.changes else {
-            return Err(format!(
-                "its changes since checkpoint {number} are not noted"
-            ));
+    /// Checks that all changes since the checkpoint that `mark` extends are noted here.
+    ///
+    /// # Errors
+    /// What is not known.
+    pub(crate) fn check(&self, mark: Option<CheckpointMark>) -> Result<(), String> {
+        let Some(number) = mark.and_then(|mark| mark.extends) else {
+            return Ok(());
         };
-        if !mutants::on(Mutant::ChangesSinceAnother) {
-            changes.check(number)?;
+        match &self.changes {
+            None => Err(format!(
+                "its changes since checkpoint {number} are not noted"
+            )),
+            Some(_) if mutants::on(Mutant::ChangesSinceAnother) => Ok(()),
+            Some(changes) => changes.check(number),
         }
-        let changes = self.changes.take();
-        Ok(*changes.unwrap_or_else(|| unreachable!("it was looked at")))
     }
 
     /// Returns the save that is under way, if any.

@@ -23,6 +23,7 @@ use tidewater_protocol::table::Apply;
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, Join, Resumed, WorkerState,
 };
+use tidewater_protocol::wire::refusal::RefusalCode;
 
 use super::increments::{Base, Increment, Increments};
 use super::jobs::{Job, Worker};
@@ -292,16 +293,16 @@ impl Coordinator {
         job.busy = true;
         (durable.op, durable.gives_way) = (Some(op), false);
         let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
-        let base = durable.increments.take(full_every);
+        let increment = durable.increments.begin(op, full_every);
         let dir = dir_of(&durable.dir, durable.next);
         let task = FileTask::BeginCheckpoint {
             dir: dir.clone(),
-            links: base.as_ref().map(Base::links),
+            links: increment.links(),
         };
         let step = Step::BeginSave { clocks: Vec::new() };
         self.begin_op(By::Checkpoint, namespace, dir, step, task);
         if let Some(model) = self.models.get_mut(&op) {
-            model.increment = Some(Increment::new(op, base));
+            model.increment = Some(increment);
         }
     }
 
@@ -520,14 +521,13 @@ impl Coordinator {
     }
 
     /// Handles the end of a checkpoint: sets the time of the next one by its outcome, and begins the saves
-    /// and loads that waited. `base` is this checkpoint for the next one to extend, if it is complete. `extends` says that
-    /// it extends another one.
+    /// and loads that waited. `begun` is one that was not complete; of one that is, the next one can extend `base`.
     pub(super) fn checkpoint_ended(
         &mut self,
         namespace: &str,
         answer: CoordinatorAnswer,
+        begun: Option<Increment>,
         base: Option<Base>,
-        extends: bool,
     ) {
         let (now, every) = (self.now, self.checkpoint.as_ref().map(|p| p.every));
         let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
@@ -535,6 +535,9 @@ impl Coordinator {
             return;
         };
         durable.op = None;
+        if let Some(begun) = begun {
+            durable.increments.give_back(begun);
+        }
         let gave_way = std::mem::take(&mut durable.gives_way);
         let number = durable.next;
         let pause = match answer {
@@ -543,6 +546,7 @@ impl Coordinator {
                 rows,
                 bytes,
             } => {
+                let extends = base.as_ref().is_some_and(Base::extends);
                 tracing::info!(
                     namespace,
                     number,
@@ -562,8 +566,8 @@ impl Coordinator {
                 }
             }
             _ if gave_way => RETRY_SOON,
-            // A server may have started again, or does not know all changes.
-            CoordinatorAnswer::Refused(refusal) if extends => {
+            // A server has started again, or many rows were removed.
+            CoordinatorAnswer::Refused(refusal) if refusal.code == RefusalCode::ChangesUnknown => {
                 tracing::info!(namespace, number, %refusal, "the next checkpoint holds all rows");
                 RETRY_SOON
             }

@@ -100,10 +100,7 @@ impl Files {
         };
         match checkpoint::link_parts(&mut OsDisk, Path::new(from), &dir, names) {
             Ok(()) => Ok(begun),
-            Err(error) => {
-                tracing::info!(%error, "checkpoints hold all rows: their directory takes no hard links");
-                Ok(FileDone::BegunWithoutLinks)
-            }
+            Err(error) => Ok(FileDone::BegunWithoutLinks(error.to_string())),
         }
     }
 

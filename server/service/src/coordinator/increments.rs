@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use tidewater_checkpoint::{FILES_MAX, PARTS_MAX, SavedFile, SavedTable};
+use tidewater_checkpoint::{EXTENDED_FILES_MAX, SavedFile, SavedTable};
 use tidewater_protocol::wire::control::CheckpointMark;
 
-use super::state::Links;
+use super::state::{Coordinator, Links};
 
 /// The last complete checkpoint of a job, which the next one may extend.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,28 +22,28 @@ pub(super) struct Base {
     tables: Vec<SavedTable>,
     /// Number of parts of one server: 1 for a checkpoint with all rows.
     parts: usize,
-    /// Bytes of the parts with all rows, and of those that extend them.
+    /// Bytes of the parts with all rows.
     full: u64,
+    /// Bytes of the parts that extend them.
     changed: u64,
+    /// Bytes of the last parts.
+    last: u64,
 }
 
 impl Base {
     /// Whether a checkpoint may extend it, if each of `full_every` holds all rows.
-    fn is_extensible(&self, full_every: usize) -> bool {
-        self.parts < full_every.min(PARTS_MAX) && self.changed <= self.full / 2
+    const fn is_extensible(&self, full_every: usize) -> bool {
+        self.parts < full_every && self.changed <= self.full / 2
+    }
+
+    /// Whether it extends another one itself.
+    pub(super) const fn extends(&self) -> bool {
+        self.parts > 1
     }
 
     /// Part files of the checkpoint, for its manifest.
     pub(super) fn files(&self) -> &[SavedFile] {
         &self.files
-    }
-
-    /// The parts that a checkpoint needs that extends this one.
-    pub(super) fn links(&self) -> Links {
-        Links {
-            from: self.dir.clone(),
-            names: self.files.iter().map(|file| file.file.clone()).collect(),
-        }
     }
 }
 
@@ -52,23 +52,41 @@ impl Base {
 pub(super) struct Increments {
     /// The last complete checkpoint; `None` before the first one, after a failure, and while one is under way.
     base: Option<Base>,
-    /// Number of checkpoints with all rows before changes alone are tried again: most rows had changed.
+    /// Number of checkpoints with all rows before changes alone are tried again.
     wait: usize,
 }
 
 impl Increments {
-    /// Takes the checkpoint that the next one may extend, if each of `full_every` holds all rows.
-    pub(super) fn take(&mut self, full_every: usize) -> Option<Base> {
-        let base = self.base.take().filter(|_| self.wait == 0)?;
-        base.is_extensible(full_every).then_some(base)
+    /// Begins checkpoint `number`, if each of `full_every` holds all rows.
+    pub(super) fn begin(&mut self, number: u64, full_every: usize) -> Increment {
+        let base = self.base.take().filter(|_| self.wait == 0);
+        let base = base.filter(|base| base.is_extensible(full_every));
+        let parts = base.as_ref().map_or(0, |base| base.parts) + 1;
+        Increment {
+            number,
+            notes: parts < full_every && self.wait <= 1,
+            base,
+            is_ordered: false,
+        }
     }
 
-    /// Notes a complete checkpoint.
+    /// Notes that the next `checkpoints` hold all rows.
+    pub(super) const fn wait(&mut self, checkpoints: usize) {
+        self.wait = checkpoints;
+    }
+
+    /// Notes the end of a checkpoint that is not complete. If no server has the order, the next one can still extend
+    /// the one before.
+    pub(super) fn give_back(&mut self, begun: Increment) {
+        self.base = begun.base.filter(|_| !begun.is_ordered);
+    }
+
+    /// Notes a complete checkpoint. If it extends another one and most rows had changed, `full_every` hold all rows.
     pub(super) fn complete(&mut self, base: Base, full_every: usize) {
-        self.wait = match base.parts {
-            1 => self.wait.saturating_sub(1),
-            _ if base.changed > base.full / 2 => full_every,
-            _ => 0,
+        self.wait = match base.extends() {
+            true if base.last > base.full / 2 => full_every,
+            true => 0,
+            false => self.wait.saturating_sub(1),
         };
         self.base = Some(base);
     }
@@ -78,46 +96,49 @@ impl Increments {
 #[derive(Debug)]
 pub(super) struct Increment {
     number: u64,
+    /// Whether the next one may extend it.
+    notes: bool,
     /// The checkpoint that it extends.
     base: Option<Base>,
+    /// Whether a server may have made its cut, from which on it notes changes under this number.
+    is_ordered: bool,
 }
 
 impl Increment {
-    /// Makes checkpoint `number`, which may extend `base`.
-    pub(super) const fn new(number: u64, base: Option<Base>) -> Self {
-        Self { number, base }
+    /// The parts of the checkpoint that it may extend.
+    pub(super) fn links(&self) -> Option<Links> {
+        let base = self.base.as_ref()?;
+        Some(Links {
+            from: base.dir.clone(),
+            names: base.files.iter().map(|file| file.file.clone()).collect(),
+        })
     }
 
-    /// Makes it one that holds all rows.
+    /// Makes it one that holds all rows, as those after it.
     pub(super) fn hold_all(&mut self) {
-        self.base = None;
+        (self.base, self.notes) = (None, false);
     }
 
-    /// Whether it extends another one.
-    pub(super) const fn extends(&self) -> bool {
-        self.base.is_some()
-    }
-
-    /// The order for servers, given the tables that are saved. With other tables than those of the checkpoint before, or
-    /// with more parts than a manifest takes, it holds all rows.
+    /// The order for servers, given the tables that are saved. With other tables than those of the checkpoint before,
+    /// or with more parts than a load should have open, it holds all rows.
     pub(super) fn mark(&mut self, tables: &[SavedTable], servers: usize) -> CheckpointMark {
         let fits = |base: &Base| {
-            let is_same = base.tables.iter().zip(tables);
-            let is_same = base.tables.len() == tables.len()
-                && is_same
-                    .into_iter()
-                    .all(|(a, b)| a.id == b.id && a.spec == b.spec);
-            is_same && base.files.len() + servers <= FILES_MAX
+            let mut pairs = base.tables.iter().zip(tables);
+            pairs.all(|(a, b)| a.id == b.id && a.spec == b.spec)
+                && base.tables.len() == tables.len()
+                && base.files.len() + servers <= EXTENDED_FILES_MAX
         };
         self.base = self.base.take().filter(fits);
+        self.is_ordered = true;
         CheckpointMark {
             number: self.number,
             extends: self.base.as_ref().map(|base| base.number),
+            notes: self.notes,
         }
     }
 
-    /// Puts the parts of the checkpoint that it extends before its own `files`, and returns the whole as the base of the
-    /// next checkpoint.
+    /// Puts the parts of the checkpoint that it extends before its own `files`, and returns the whole as the base of
+    /// the next checkpoint.
     pub(super) fn complete(
         self,
         dir: String,
@@ -135,6 +156,7 @@ impl Increment {
                 parts: 1,
                 full: own,
                 changed: 0,
+                last: own,
             };
         };
         let newest = base.files.iter().map(|file| (file.server, &file.file));
@@ -152,6 +174,23 @@ impl Increment {
             parts: base.parts + 1,
             full: base.full,
             changed: base.changed.saturating_add(own),
+            last: own,
+        }
+    }
+}
+
+impl Coordinator {
+    /// Notes that a checkpoint of a job cannot extend the one before, since its parts cannot be linked.
+    pub(super) fn cannot_extend(&mut self, namespace: &str, why: &str) {
+        let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
+        if let Some(durable) = self.durable(namespace) {
+            durable.increments.wait(full_every);
+            tracing::warn!(
+                namespace,
+                why,
+                "the next {full_every} checkpoints hold all rows: the parts of the one before cannot be linked into \
+                 their directory; choose a file system with hard links, or --full-every 1"
+            );
         }
     }
 }

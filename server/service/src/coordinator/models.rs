@@ -29,9 +29,8 @@ pub(super) struct ModelOp {
     step: Step,
     /// Of a checkpoint: which one it extends.
     pub(super) increment: Option<Increment>,
-    /// Of a checkpoint with all parts written: what the next one can extend, and whether it extends another one.
+    /// Of a checkpoint with all parts written: what the next one can extend.
     base: Option<Base>,
-    extends: bool,
 }
 
 /// Origin of a save or load, which gets its outcome.
@@ -175,7 +174,6 @@ impl Coordinator {
                 step,
                 increment: None,
                 base: None,
-                extends: false,
             },
         );
         self.actions.push(Action::Files(self.last_model, task));
@@ -219,8 +217,10 @@ impl Coordinator {
             (Step::BeginSave { .. }, Ok(FileDone::Begun)) if model.by == By::Checkpoint => {
                 self.hold_for_checkpoint(op);
             }
-            (Step::BeginSave { .. }, Ok(FileDone::BegunWithoutLinks)) => {
+            (Step::BeginSave { .. }, Ok(FileDone::BegunWithoutLinks(why))) => {
                 model.increment.iter_mut().for_each(Increment::hold_all);
+                let namespace = model.namespace.clone();
+                self.cannot_extend(&namespace, &why);
                 self.hold_for_checkpoint(op);
             }
             (Step::Finding, Ok(FileDone::Checkpoints(found))) => {
@@ -345,7 +345,6 @@ impl Coordinator {
         };
         model.deadline = self.now + FILE_ORDERS_TIMEOUT;
         if let Some(increment) = model.increment.take() {
-            model.extends = increment.extends();
             let base = increment.complete(model.dir.clone(), tables.clone(), files);
             files = base.files().to_vec();
             model.base = Some(base);
@@ -546,9 +545,7 @@ impl Coordinator {
         match model.by {
             By::Worker(asker) => self.model_answered(asker, &model.dir, answer),
             By::Checkpoint => {
-                let under_way = model.increment.as_ref();
-                let extends = under_way.map_or(model.extends, Increment::extends);
-                self.checkpoint_ended(&model.namespace, answer, model.base, extends);
+                self.checkpoint_ended(&model.namespace, answer, model.increment, model.base);
             }
             By::Resume => self.resume_ended(&model.namespace, answer),
         }

@@ -145,8 +145,8 @@ pub struct Links {
 pub enum FileDone {
     /// The directory is there and locked, and has the parts of [`FileTask::BeginCheckpoint`].
     Begun,
-    /// The directory is there and locked. The file system does not link the parts: no checkpoint can extend them.
-    BegunWithoutLinks,
+    /// The directory is there and locked. The parts cannot be linked, for this reason: the checkpoint holds all rows.
+    BegunWithoutLinks(String),
     /// The manifest is on disk, durably.
     Committed,
     /// The directory is locked; this is its manifest.

@@ -240,7 +240,14 @@ impl Corpus {
             server.push();
         }
         let dir = tempfile::tempdir().unwrap();
-        let mark = |number, extends| Some(CheckpointMark { number, extends });
+        let mark = |number, extends| {
+            let notes = true;
+            Some(CheckpointMark {
+                number,
+                extends,
+                notes,
+            })
+        };
         let base = server.save(dir.path(), 2, mark(1, None));
         server.push();
         let removed = server.0.borrow_mut().remove_row(sparse_table(), 3);

@@ -105,6 +105,8 @@ codes! {
     BadFunction = 26, "the function cannot be loaded", "see the text";
     /// An observer asked for a change. Numbers: number of the observer.
     Observer = 27, "an observer only reads", "join as a worker";
+    /// A checkpoint extends another one, and the server has not noted all changes since. Numbers: number of the table.
+    ChangesUnknown = 28, "the changes since the checkpoint before are not known", "nothing to do: the next checkpoint holds all rows";
 }
 
 impl From<RefusalCode> for u16 {

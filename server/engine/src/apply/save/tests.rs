@@ -290,21 +290,14 @@ impl Rig {
                     assert!(rest.is_empty());
                     saved.memory.written(bytes.len());
                 }
-                SavePiece::Removed {
-                    table,
-                    partition,
-                    keys,
-                } => {
+                SavePiece::Removed { table, keys } => {
                     assert!(model.is_empty(), "removed rows come first");
-                    let spec = &self.specs[table.0 as usize - 1];
-                    for key in keys {
-                        let shape = RecordShape::of(spec, key).unwrap();
-                        assert_eq!(shape.partition, PartitionId(partition), "{table} {key}");
-                        removed.push((table.0, key));
-                    }
+                    removed.extend(keys.into_iter().map(|key| (table.0, key)));
                 }
                 SavePiece::Done => is_done = true,
-                SavePiece::Failed { table, why } => panic!("{table}: {why}"),
+                SavePiece::Failed { table, why } | SavePiece::ChangesUnknown { table, why } => {
+                    panic!("{table}: {why}")
+                }
             }
         }
         assert!(is_done, "the save is not over");

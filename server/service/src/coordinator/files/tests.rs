@@ -5,8 +5,11 @@ use rustix::io::Errno;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
 use super::*;
+use std::fs;
 use tidewater_checkpoint::testing::faults::{Call, Kind, Verdict, under};
-use tidewater_checkpoint::{MANIFEST_NAME, Manifest, PartReader, PartWriter, read_manifest};
+use tidewater_checkpoint::{
+    MANIFEST_NAME, Manifest, PartReader, PartWriter, SavedFile, read_manifest,
+};
 
 fn text(dir: &Path) -> String {
     dir.to_str().unwrap().to_owned()
@@ -140,6 +143,46 @@ fn directory_has_one_save_or_several_loads() {
     assert_eq!(others.perform(5, FileTask::Abandon(Vec::new())), None);
     let begun = files.perform(6, save());
     assert_eq!(begun, Some(Ok(FileDone::Begun)));
+}
+
+/// The parts of a checkpoint that the next one may extend are in its directory when it has begun; where they cannot be, it
+/// begins without them.
+#[test]
+fn parts_are_linked_when_a_checkpoint_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = |number: u64| folder.path().join(format!("job/{number}"));
+    let task = |number: u64, links: Option<Links>| FileTask::BeginCheckpoint {
+        dir: text(&dir(number)),
+        links,
+    };
+    let mut files = Files::default();
+    assert_eq!(files.perform(1, task(1, None)), Some(Ok(FileDone::Begun)));
+    let mut part = PartWriter::create(Box::new(OsDisk), &dir(1), 0, 1).unwrap();
+    part.records(1, 0, 1, &[1; 16]).unwrap();
+    let part = part.finish().unwrap();
+    let first = Manifest::new("job".into(), Vec::new(), vec![part.clone()]);
+    assert_eq!(commit(&mut files, 1, &first), Ok(FileDone::Committed));
+    let links = |names: &[&str]| Links {
+        from: text(&dir(1)),
+        names: names.iter().map(|&name| name.to_owned()).collect(),
+    };
+    let begun = files.perform(2, task(2, Some(links(&[&part.file]))));
+    assert_eq!(begun, Some(Ok(FileDone::Begun)));
+    let mut more = PartWriter::create(Box::new(OsDisk), &dir(2), 0, 2).unwrap();
+    more.removed(1, 0, &[7]).unwrap();
+    let more = SavedFile {
+        extends: Some(part.file.clone()),
+        ..more.finish().unwrap()
+    };
+    let second = Manifest::new("job".into(), Vec::new(), vec![part, more]);
+    assert_eq!(commit(&mut files, 2, &second), Ok(FileDone::Committed));
+    fs::remove_dir_all(dir(1)).unwrap();
+    assert_eq!(model(&dir(2)), second);
+    let begun = files.perform(3, task(3, Some(links(&["part-0-0.tidewater"]))));
+    let Some(Ok(FileDone::BegunWithoutLinks(why))) = begun else {
+        panic!("{begun:?}")
+    };
+    assert!(why.contains("part-0-0.tidewater"), "{why}");
 }
 
 /// Two coordinators with one directory of checkpoints would remove and replace each other's: the second one is

@@ -95,7 +95,7 @@ fn checkpoints_extend_the_one_before() {
     for _ in 0..2 {
         let first = series.takes_all();
         let (second, manifest) = series.takes(FileDone::Begun, 100);
-        assert_eq!(second.mark, mark(second.op, first));
+        assert_eq!(second.mark, mark(second.op, first, true));
         let links = second.links.unwrap();
         assert!(links.from.starts_with("/c/job/checkpoint-"), "{links:?}");
         let names = |manifest: &Manifest| -> Vec<String> {
@@ -111,17 +111,18 @@ fn checkpoints_extend_the_one_before() {
         }
         assert_eq!(manifest.clocks(), at(7 + series.nonce), "of the last cut");
         let (third, last) = series.takes(FileDone::Begun, 100);
-        assert_eq!(third.mark, mark(third.op, second.op));
+        assert_eq!(third.mark, mark(third.op, second.op, false));
         assert_eq!(third.links.unwrap().names, names(&manifest));
         assert_eq!(last.files.len(), 6);
         assert_eq!(last.files[5].extends.as_ref(), Some(&last.files[3].file));
     }
 }
 
-fn mark(number: u64, extends: u64) -> CheckpointMark {
+fn mark(number: u64, extends: u64, notes: bool) -> CheckpointMark {
     CheckpointMark {
         number,
         extends: Some(extends),
+        notes,
     }
 }
 
@@ -148,7 +149,7 @@ fn refused_increment_is_followed_by_all_rows() {
     let (taken, saves) = series.orders(FileDone::Begun);
     assert!(taken.mark.extends.is_some());
     for (server, id, _) in saves {
-        let refusal = Refusal::new(RefusalCode::BadCheckpoint, [0; 4]).with_text("not noted");
+        let refusal = Refusal::new(RefusalCode::ChangesUnknown, [0; 4]).with_text("not noted");
         let refused = CommandReply::Refused(refusal);
         let rig = &mut series.rig;
         rig.state.answered(rig.now, server, id, refused);
@@ -158,7 +159,7 @@ fn refused_increment_is_followed_by_all_rows() {
     assert!(matches!(series.rig.file_task(), (_, FileTask::Abandon(_))));
     let next = series.takes_all();
     let (taken, _) = series.takes(FileDone::Begun, 100);
-    assert_eq!(taken.mark, mark(taken.op, next));
+    assert_eq!(taken.mark, mark(taken.op, next, true));
 }
 
 /// A table that the checkpoint before has not is in no changes since it.
@@ -185,7 +186,47 @@ fn new_table_begins_a_series() {
 fn no_links_no_increments() {
     let mut series = Series::new();
     series.takes_all();
-    let (taken, manifest) = series.takes(FileDone::BegunWithoutLinks, 1_000);
-    assert!(taken.links.is_some() && taken.mark.extends.is_none());
+    let (taken, manifest) = series.takes(FileDone::BegunWithoutLinks("EPERM".into()), 1_000);
+    assert!(taken.links.is_some() && taken.mark.extends.is_none() && !taken.mark.notes);
     assert_eq!(manifest.files.len(), 2);
+    // They are tried again after three with all rows.
+    for _ in 0..2 {
+        let (taken, _) = series.takes(FileDone::Begun, 1_000);
+        assert!(
+            taken.links.is_none() && taken.mark.extends.is_none(),
+            "{taken:?}"
+        );
+    }
+    let (taken, _) = series.takes(FileDone::Begun, 100);
+    assert!(taken.mark.extends.is_some());
+}
+
+/// Changes that are few each time are no reason to wait, however many they are together.
+#[test]
+fn few_changes_at_a_time_stay_increments() {
+    let mut series = Series::new();
+    for _ in 0..3 {
+        series.takes_all();
+        for _ in 0..2 {
+            let (taken, _) = series.takes(FileDone::Begun, 400);
+            assert!(taken.mark.extends.is_some());
+        }
+    }
+}
+
+/// A checkpoint that ends before a server has its order leaves the changes to the next one.
+#[test]
+fn checkpoint_without_orders_keeps_its_base() {
+    let mut series = Series::new();
+    let first = series.takes_all();
+    series.rig.passes(EVERY);
+    let (op, task) = series.rig.file_task();
+    assert!(matches!(
+        task,
+        FileTask::BeginCheckpoint { links: Some(_), .. }
+    ));
+    let full = Refusal::new(RefusalCode::Io, [28, 0, 0, 0]).with_text("no space");
+    series.rig.file_done(op, Err(full));
+    let (taken, _) = series.takes(FileDone::Begun, 100);
+    assert_eq!(taken.mark, mark(taken.op, first, true));
 }

@@ -436,6 +436,8 @@ pub struct CheckpointMark {
     /// Number of the checkpoint that it extends: only what has changed since the cut of that one is written. A server
     /// that does not know these changes refuses. `None`: all rows are written.
     pub extends: Option<u64>,
+    /// Whether the next checkpoint may extend this one: servers note changes from its cut on.
+    pub notes: bool,
 }
 
 /// Reply of a server to a [`Command`] of the coordinator: the result that the command's variant documents, or a

@@ -516,6 +516,7 @@ impl Gen {
                 checkpoint: self.maybe(|g| CheckpointMark {
                     number: g.any(),
                     extends: g.maybe(Self::any),
+                    notes: true,
                 }),
             },
             Command::Load {

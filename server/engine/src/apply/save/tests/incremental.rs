@@ -3,10 +3,28 @@
 
 use super::*;
 
+const fn mark(number: u64, extends: Option<u64>) -> CheckpointMark {
+    let notes = true;
+    CheckpointMark {
+        number,
+        extends,
+        notes,
+    }
+}
+
+/// What a save that extends another one does not know; it is its only message.
+fn unknown(saved: &Saved) -> String {
+    let pieces: Vec<SavePiece> = saved.pieces.try_iter().map(|(_, piece)| piece).collect();
+    match &pieces[..] {
+        [SavePiece::ChangesUnknown { why, .. }] => why.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
 impl Rig {
     /// Takes a checkpoint while pushes, ticks and removals go on. Returns all records at its cut, and what was copied.
     fn checkpoint(&mut self, number: u64, extends: Option<u64>) -> (Model, Model, Vec<(u32, u64)>) {
-        let mark = CheckpointMark { number, extends };
+        let mark = mark(number, extends);
         let saved = self.begin(NO_LIMIT, Vec::new(), Some(mark));
         assert!(self.engine.save_step(), "the cut");
         let expected = self.model();
@@ -59,7 +77,7 @@ fn changes_upon_their_base_have_the_bits_of_the_cut() {
 fn checkpoint_without_changes_is_empty() {
     let mut rig = Rig::new(1);
     for (number, extends) in [(1, None), (2, Some(1)), (3, Some(2))] {
-        let mark = CheckpointMark { number, extends };
+        let mark = mark(number, extends);
         let saved = rig.begin(NO_LIMIT, Vec::new(), Some(mark));
         while rig.engine.save_step() {}
         let (copied, removed) = rig.copied(&saved);
@@ -73,19 +91,13 @@ fn checkpoint_without_changes_is_empty() {
 #[test]
 fn changes_since_another_checkpoint_are_refused() {
     let mut rig = Rig::new(2);
-    let first = CheckpointMark {
-        number: 5,
-        extends: Some(4),
-    };
+    let first = mark(5, Some(4));
     let saved = rig.begin(NO_LIMIT, Vec::new(), Some(first));
     while rig.engine.save_step() {}
-    assert!(saved.failure().contains("not noted"));
+    assert!(unknown(&saved).contains("not noted"));
     rig.checkpoint(5, None);
     // One that is ended after its cut: its changes are not those of checkpoint 5 any more.
-    let second = CheckpointMark {
-        number: 6,
-        extends: Some(5),
-    };
+    let second = mark(6, Some(5));
     let saved = rig.begin(NO_LIMIT, Vec::new(), Some(second));
     assert!(rig.engine.save_step());
     saved.memory.cancel();
@@ -94,10 +106,30 @@ fn changes_since_another_checkpoint_are_refused() {
     rig.act();
     let saved = rig.begin(NO_LIMIT, Vec::new(), Some(second));
     while rig.engine.save_step() {}
-    let why = saved.failure();
+    let why = unknown(&saved);
     assert!(why.contains("since checkpoint 6, not since 5"), "{why}");
     let (expected, copied, _) = rig.checkpoint(6, None);
     assert!(copied == expected);
+}
+
+/// After a checkpoint that none will extend no changes are noted, and one that waits for its clock is refused at once.
+#[test]
+fn changes_are_noted_where_they_are_needed() {
+    let mut rig = Rig::new(3);
+    rig.checkpoint(1, None);
+    assert!(rig.engine.table(TableId(1)).unwrap().watch().is_on());
+    let last = CheckpointMark {
+        notes: false,
+        ..mark(2, Some(1))
+    };
+    let saved = rig.begin(NO_LIMIT, Vec::new(), Some(last));
+    while rig.engine.save_step() {}
+    rig.copied(&saved);
+    assert!(!rig.engine.table(TableId(1)).unwrap().watch().is_on());
+    let later = vec![(DomainId(0), rig.clocks[0] + 5)];
+    let saved = rig.begin(NO_LIMIT, later, Some(mark(3, Some(2))));
+    assert!(unknown(&saved).contains("not noted"));
+    assert!(!rig.engine.save_step(), "nothing is left of it");
 }
 
 /// What noting changes costs a push of rows that are far apart.
