@@ -12,7 +12,7 @@ use tidewater_runtime::clock::Deadline;
 use crate::checkpoints::{checkpoints, kill};
 use crate::rig::{LIMIT, Run};
 
-/// File whose existence ends the worker.
+/// Variable that names a file. The worker ends once that file exists.
 const STOP: &str = "SYSTEM_TEST_INCREMENTS_STOP";
 const KEYS: u64 = 20_000;
 const DIM: usize = 4;

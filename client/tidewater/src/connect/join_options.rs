@@ -448,6 +448,7 @@ impl JoinOptions {
         join.rank = self.rank;
         join.workers = self.workers.unwrap_or_default(); // 0: the coordinator says the number
         let env = LaunchVars::from_vars(vars.iter().cloned()).map_err(environment)?;
+        // Without the variable the best transport is taken; a word that is none was refused above.
         let mut job = Job::new(join, env.transport.unwrap_or_default());
         job.local_rank = local_rank(vars);
         (job.rdma_device, job.fabric) = (env.rdma_device, env.fabric);

@@ -296,6 +296,8 @@ impl Engine {
 impl SaveOrder {
     /// Sends a piece of the save to the writing thread. It is dropped if that thread has gone.
     fn send(&self, piece: SavePiece) {
+        // That thread has reported the end of the save, and no manifest names its file. The end of its side cancels
+        // the save, which the next step sees.
         let _ = self.out.send((self.applier, piece));
     }
 }
