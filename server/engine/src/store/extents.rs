@@ -292,6 +292,20 @@ impl Extents {
         self.list.iter().map(|extent| extent.slots).collect()
     }
 
+    /// Counts the slots whose record has a key other than 0, and returns the greatest slot number with it.
+    pub(super) fn count_keys(&self) -> Result<(usize, u32), StoreError> {
+        let record = self.plan.record_bytes;
+        let mut keys = 0;
+        for extent in &self.list {
+            let region = self.memory.private.region();
+            let records = region.words(extent.records.at, extent.slots as usize * record)?;
+            let has_key = |slot: &usize| records.load(slot * record) != 0;
+            keys += (0..extent.slots as usize).filter(has_key).count();
+        }
+        let last = self.list.last();
+        Ok((keys, last.map_or(0, |last| last.base + last.slots)))
+    }
+
     /// Lists the memory blocks of the extents: in public memory, and in private memory.
     pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
         let rows = self.list.iter().map(|extent| extent.rows);

@@ -32,6 +32,8 @@ const FIRST_BUCKETS: usize = 1024;
 const ORDER_AT: usize = 24;
 const MOVE_AT: usize = 27;
 const FULL_AT: usize = 30;
+/// Fill level in 32nds of a table that is made for a known number of keys: that of a table after its growth.
+const ROOM_AT: usize = 21;
 /// Number of buckets of the old table that one insert moves, so that the move ends before the next order.
 const MOVED_PER_INSERT: usize = 8;
 /// Bytes of the next table that one insert clears without a helper: all of it while the present table fills
@@ -109,6 +111,59 @@ impl Index {
         };
         index.table.bits = index.slot_bits(FIRST_BUCKETS);
         Ok(index)
+    }
+
+    /// Creates an empty index with room for `keys` keys with slot numbers up to `slots`, filled by
+    /// [`Self::add_new`] and without growth.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up.
+    pub(super) fn with_room(
+        memory: Arc<ServerMemory>,
+        preallocator: Preallocator,
+        owner: BlockOwner,
+        (keys, slots): (usize, u32),
+    ) -> Result<Self, StoreError> {
+        let buckets = (keys * 32 / ROOM_AT).next_multiple_of(16);
+        let table = Table::take(&memory, owner, buckets.max(FIRST_BUCKETS))?;
+        table.clear(&memory, 0, usize::MAX)?;
+        let mut index = Self {
+            memory,
+            preallocator,
+            owner,
+            table,
+            growth: Growth::None,
+            len: 0,
+            slots,
+        };
+        index.table.bits = index.slot_bits(table.buckets);
+        Ok(index)
+    }
+
+    /// Returns the order of a key in the index: searches for keys in this order read the buckets in order.
+    pub(super) const fn order_of(key: u64) -> u64 {
+        mix64(key)
+    }
+
+    /// Adds a key to an index [with room](Self::with_room) for it, unless the index holds it already. Returns
+    /// whether it was added. Cost: one search.
+    pub(super) fn add_new(&mut self, key: u64, slot: u32, keys: impl Fn(u32) -> u64) -> bool {
+        assert!(
+            matches!(self.growth, Growth::None) && !self.is_over(FULL_AT),
+            "{} keys: the room was too small",
+            self.len
+        );
+        assert!((1..self.table.slot_mask()).contains(&slot), "slot {slot}");
+        let region = self.memory.private.region();
+        let Some(buckets) = self.table.open(region) else {
+            unreachable!("the table lies in the server's memory");
+        };
+        let Err(at) = buckets.find(key, &keys) else {
+            return false;
+        };
+        buckets.set(at, mix64(key) as u32 & !buckets.slots | slot);
+        self.len += 1;
+        true
     }
 
     /// Number of keys in the index.

@@ -62,7 +62,7 @@ pub struct SparseShard {
     pub(super) index: Index,
     pub(super) partitions: Vec<Option<Partition>>,
     rows: RowWriter,
-    len: usize,
+    pub(super) len: usize,
     pub(super) expiry: Option<Expiry>,
     pub(super) admission: Option<Admission>,
 }
@@ -160,11 +160,6 @@ impl SparseShard {
             expiry,
             admission: Admission::new(spec.keys.admit_after),
         }
-    }
-
-    /// Counts one row that was found in the memory of a dead process.
-    pub(super) const fn count_row(&mut self) {
-        self.len += 1;
     }
 
     /// Number of rows in all partitions of this applier.

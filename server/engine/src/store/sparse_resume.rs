@@ -65,7 +65,10 @@ impl SparseShard {
         let owner = BlockOwner::of(shard_id, BlockKind::Index, PartitionId(0));
         // Blocks of the dead process are freed later by what the stores hold then: a block that the helper thread
         // prepares or frees meanwhile would be among them.
-        let index = Index::new(Arc::clone(memory), Preallocator::none(), owner)?;
+        let (keys, numbers) = extents.count_keys()?;
+        // One row may have the key 0.
+        let room = (keys + 1, numbers);
+        let index = Index::with_room(Arc::clone(memory), Preallocator::none(), owner, room)?;
         let own = own_partitions(spec, partitions);
         let mut shard = Self::of_parts(extents, index, own, rows, spec);
         let slots = shard.extents.slots_of_all();
@@ -113,7 +116,6 @@ impl SparseShard {
             let loc = RowLocation::new(0, extent, slot);
             if let Slot::Row(key) = found {
                 partition = Some(self.partition_of(*key));
-                self.resume_row(*key, loc)?;
             }
             let p = partition.ok_or_else(|| damaged(loc, "there is no partition for it"))?;
             let Some(rows) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
@@ -145,6 +147,7 @@ impl SparseShard {
             }
         }
         self.end_run(run);
+        self.index_rows(extent, &all[..used])?;
         Ok(used as u32)
     }
 
@@ -186,16 +189,28 @@ impl SparseShard {
         self.index.set_preallocator(preallocator.clone());
     }
 
-    fn resume_row(&mut self, key: u64, loc: RowLocation) -> Result<(), ResumeError> {
-        if self.find_slot(key).is_some() {
-            return Err(damaged(loc, "its key has another row"));
-        }
-        let number = self.extents.number(loc);
-        let number = number.ok_or_else(|| damaged(loc, "it has no number"))?;
+    /// Adds the rows of an extent to the index, in the order of its buckets: in the order of slots each of
+    /// them would miss the caches.
+    fn index_rows(&mut self, extent: u16, slots: &[Slot]) -> Result<(), ResumeError> {
+        let mut rows: Vec<(u64, u32)> = (0u32..)
+            .zip(slots)
+            .filter_map(|(slot, found)| match found {
+                Slot::Row(key) => Some((*key, slot)),
+                Slot::Free(_) => None,
+            })
+            .collect();
+        rows.sort_unstable_by_key(|(key, _)| Index::order_of(*key));
         let extents = &self.extents;
-        self.index
-            .insert(key, number, |number| extents.key_of(number))?;
-        self.count_row();
+        for (key, slot) in rows {
+            let loc = RowLocation::new(0, extent, slot);
+            let number = extents.number(loc);
+            let number = number.ok_or_else(|| damaged(loc, "it has no number"))?;
+            let key_of = |number| extents.key_of(number);
+            if !self.index.add_new(key, number, key_of) {
+                return Err(damaged(loc, "its key has another row"));
+            }
+            self.len += 1;
+        }
         Ok(())
     }
 }

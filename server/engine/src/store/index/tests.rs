@@ -97,6 +97,45 @@ fn every_key_is_found_while_it_grows() {
 /// All indexes of a table double at about the same time; a fresh page costs as much as many
 /// inserts.
 #[test]
+fn index_with_room_takes_its_keys_without_growth_and_grows_later() {
+    let memory = memory();
+    let owner = index_in(&memory, 0).owner;
+    for keys in [0u64, 1, 700, 100_000] {
+        let room = (keys as usize, keys as u32);
+        let preallocator = Preallocator::none();
+        let mut index = Index::with_room(Arc::clone(&memory), preallocator, owner, room).unwrap();
+        let buckets = index.buckets();
+        let mut all: Vec<u64> = (0..keys).collect();
+        all.sort_unstable_by_key(|key| Index::order_of(*key));
+        for key in &all {
+            assert!(index.add_new(*key, *key as u32 + 1, key_of));
+        }
+        assert_eq!((index.len(), index.buckets()), (keys as usize, buckets));
+        for key in all {
+            assert!(!index.add_new(key, key as u32 + 1, key_of), "{key} twice");
+        }
+        (keys..2 * keys + 2_000).for_each(|key| insert(&mut index, key));
+        for key in 0..2 * keys + 2_000 {
+            assert_eq!(get(&index, key), Some(key));
+        }
+        assert_eq!(index.len() as u64, 2 * keys + 2_000);
+        index.release().unwrap();
+    }
+}
+
+#[test]
+#[should_panic(expected = "the room was too small")]
+fn index_takes_no_key_beyond_its_room() {
+    let memory = memory();
+    let owner = index_in(&memory, 0).owner;
+    let room = (10, 5_000);
+    let mut index = Index::with_room(memory, Preallocator::none(), owner, room).unwrap();
+    for key in 0..FIRST_BUCKETS as u64 {
+        assert!(index.add_new(key, key as u32 + 1, key_of));
+    }
+}
+
+#[test]
 fn fresh_pages_come_evenly_also_when_all_indexes_double() {
     const INDEXES: u64 = 16;
     const BATCH: u64 = 256;
