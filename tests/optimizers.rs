@@ -6,7 +6,7 @@
 mod common;
 #[path = "optimizers/encodings.rs"]
 mod encodings;
-#[path = "../server/engine/tests/kernels/oracle.rs"]
+#[path = "../server/kernels/tests/kernels/oracle.rs"]
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
 

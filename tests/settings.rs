@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
-#[path = "../server/engine/tests/kernels/oracle.rs"]
+#[path = "../server/kernels/tests/kernels/oracle.rs"]
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
 

@@ -8,8 +8,8 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tidewater_bench::applier::{Rule, rules};
-use tidewater_engine::kernels::init::fill_row;
-use tidewater_engine::kernels::{RowKernel, accumulate};
+use tidewater_kernels::init::fill_row;
+use tidewater_kernels::{RowKernel, accumulate};
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
 
 /// Rows of one measurement: with state and gradients they fit the first or second level cache.

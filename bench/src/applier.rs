@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tidewater::TableBuilder;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::{Store, Table};
-use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::prealloc::Preallocator;
 use tidewater_engine::store::{ServerMemory, ShardId};
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,

@@ -12,7 +12,7 @@ SHOWN = (1, 2, 3, 5, 10, 20, 40)
 
 
 def gradient(step, column):
-    """Between -1.1 and 1.1; the same numbers as in server/engine/tests/kernels/pytorch.rs."""
+    """Between -1.1 and 1.1; the same numbers as in server/kernels/tests/kernels/pytorch.rs."""
     return ((step * 7 + column * 3) % 23) / 10.0 - 1.1
 
 

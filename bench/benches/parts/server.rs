@@ -3,10 +3,10 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use tidewater_engine::kernels::RowKernel;
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::ring_reader::{Next, Ring, RingOwner};
 use tidewater_engine::store::ServerMemory;
+use tidewater_kernels::RowKernel;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind};

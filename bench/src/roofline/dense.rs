@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer};
 use tidewater_runtime::clock;
 

@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 pub mod apply;
-pub mod kernels;
 pub mod ring_reader;
 pub mod store;
 

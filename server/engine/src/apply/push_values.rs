@@ -11,8 +11,8 @@ use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::push::{FIRST_BYTES, operation, word, wrong_length, wrong_operation};
 use super::table::Table;
-use crate::kernels::{all_finite_scaled, scale};
 use crate::namespace::FrameSender;
+use tidewater_kernels::{all_finite_scaled, scale};
 
 /// Reads the weight at the end of a push's payload; 1 for a push without one.
 ///

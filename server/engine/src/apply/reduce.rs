@@ -5,7 +5,7 @@ use tidewater_protocol::ids::{WorkerId, WorkerThread};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
-use crate::kernels::divide;
+use tidewater_kernels::divide;
 
 /// Order in which a tick applies the operations on one row or block: the last assignment, the total of the
 /// sums, one step with the reduced gradient.

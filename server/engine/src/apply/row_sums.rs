@@ -20,12 +20,12 @@ use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::WordsMut;
 
 use super::reduce::Threads;
-use crate::kernels::accumulate;
 use crate::store::ShardId;
 use crate::store::StoreError;
 use crate::store::index::Index;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::prealloc::Preallocator;
+use tidewater_kernels::accumulate;
 
 const PAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slot's header, in front of its values: key, iteration and threads. A slot has the sum of one

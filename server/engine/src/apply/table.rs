@@ -8,7 +8,6 @@ use tidewater_protocol::table::{Apply, DenseLayout, Durability, Optimizer, Shape
 
 use super::Refusal;
 use super::records::RecordError;
-use crate::kernels::{KernelError, RowKernel};
 use crate::namespace::NamespaceId;
 use crate::store::ShardId;
 use crate::store::cut::{Outlet, Watch};
@@ -21,6 +20,7 @@ use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
 use crate::store::{ResumeError, ServerMemory};
+use tidewater_kernels::{KernelError, RowKernel};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::wire::control::CheckpointMark;
 
@@ -77,7 +77,7 @@ impl Table {
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
-        crate::kernels::init::check(&spec.init, spec.dtype)?;
+        tidewater_kernels::init::check(&spec.init, spec.dtype)?;
         if spec.durability == Durability::Warm && !memory.is_held() {
             let table = spec.name.clone();
             return Err(ShardError::NotHeld { table });

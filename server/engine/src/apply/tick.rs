@@ -31,10 +31,10 @@ use super::table::{Store, Table};
 use super::tick_blocks::order_of;
 use super::tick_steps::SumsPlace;
 use super::warm_ticks::Steps;
-use crate::kernels::scale;
 use crate::namespace::{DomainKey, FrameSender, NamespaceId};
 use crate::store::ShardId;
 use tidewater_clocks::{BadClock, ClockChange, FirstClocks, Moved};
+use tidewater_kernels::scale;
 
 /// Most rows that a tick looks up and then changes together: their values stay in the core's cache.
 pub(super) const STEP_ROWS: usize = 512;

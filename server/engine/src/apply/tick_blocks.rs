@@ -24,10 +24,10 @@ use super::reduce::{Threads, tick_order};
 use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
-use crate::kernels::{accumulate, scale};
 use crate::store::ShardId;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
 use crate::store::redo::{Progress, Redo};
+use tidewater_kernels::{accumulate, scale};
 
 /// Held frames of a table, and the set of held frames with the memory of their payloads.
 #[derive(Clone, Copy)]

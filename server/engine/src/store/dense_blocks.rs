@@ -41,7 +41,6 @@ use super::files::ResumeError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo};
 use super::sparse::ShardError;
-use crate::kernels::{KernelError, RowKernel};
 use crate::store::ShardId;
 pub use error::BlocksError;
 use error::length;
@@ -51,6 +50,7 @@ pub use rotation::PinRefusal;
 use rotation::Rotation;
 pub(crate) use steps::HAS_RUNS;
 use steps::{StepRun, StepTables};
+use tidewater_kernels::{KernelError, RowKernel};
 use window::{Window, WithinBlock};
 
 /// Smallest and largest size of a block in bytes, as `DenseLayout::Blocks` documents.

@@ -21,8 +21,8 @@ use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 use super::rows::RowWriter;
 use super::sparse::ShardError;
-use crate::kernels::RowKernel;
 use crate::store::ShardId;
+use tidewater_kernels::RowKernel;
 
 /// Memory of the rows and the optimizer state of one partition.
 #[derive(Debug)]
@@ -358,8 +358,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::kernels::RowKernel;
     use crate::store::redo::{Progress, Redo};
+    use tidewater_kernels::RowKernel;
 
     const ADAM: Optimizer = Optimizer::Adam {
         lr: 0.1,

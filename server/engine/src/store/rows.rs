@@ -15,7 +15,7 @@ use super::cut::{Outlet, Span, Watch};
 use super::memory::ServerMemory;
 use super::redo::{Progress, Redo, RowPlace, RowSizes, RowWords};
 use super::sparse::FIND_AHEAD;
-use crate::kernels::{KernelError, RowKernel};
+use tidewater_kernels::{KernelError, RowKernel};
 
 /// Writer of one table's rows on one applier: its kernel, and the private buffers in which the kernel
 /// works.
@@ -297,7 +297,7 @@ impl RowWriter {
     /// Writes the initial values that a key would have into `out`, without creating its row.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
-        crate::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
+        tidewater_kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
     /// Copies the first `out.len()` bytes of a row's values into `out`. Called by the applier that owns the

@@ -17,8 +17,8 @@ use super::memory::{BlockKind, BlockOwner, ServerMemory};
 use super::prealloc::Preallocator;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
-use crate::kernels::{KernelError, RowKernel};
 use crate::store::ShardId;
+use tidewater_kernels::{KernelError, RowKernel};
 
 /// Least and greatest number of slots that a partition takes together, so that its rows lie together in the
 /// order of their creation. In between it takes one slot for each [`RUN_PART`] rows that it has.

@@ -8,11 +8,11 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_runtime::mem::versioned::{publish_snapshot, void};
 
 use super::BlocksDescriptor;
-use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use crate::store::redo_block::{PIECES, StatePiece};
 use crate::store::sparse::ShardError;
+use tidewater_kernels::RowKernel;
 
 /// Sequence number of a block's first version.
 const FIRST_SEQ: u32 = 2;

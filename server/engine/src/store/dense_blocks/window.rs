@@ -16,11 +16,11 @@ use super::part::{Part, Sizes};
 use super::rotation::Rotation;
 use super::steps::{StepRun, Steps};
 use super::{BlocksError, DenseBlocks, length};
-use crate::kernels::RowKernel;
 use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 use crate::store::redo::{Progress, Redo};
 use crate::store::redo_block::{BlockPlace, PIECES, StatePiece};
+use tidewater_kernels::RowKernel;
 
 /// Range of elements inside one block of a range table.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 
 pub(super) const ADAM: Optimizer = Optimizer::Adam {
     lr: 0.1,

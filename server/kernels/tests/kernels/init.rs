@@ -1,8 +1,8 @@
 //! Initial values: the stream that may never change, its shape, and its independence of order.
 
 use proptest::prelude::*;
-use tidewater_engine::kernels::KernelError;
-use tidewater_engine::kernels::init::{check, fill_row};
+use tidewater_kernels::KernelError;
+use tidewater_kernels::init::{check, fill_row};
 use tidewater_protocol::table::{DType, Init};
 
 use crate::{f32s, f64s};

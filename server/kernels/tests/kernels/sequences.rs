@@ -1,7 +1,7 @@
 //! Sequences of pushes: kernel and oracle hold the same bits after every one of them.
 
 use proptest::prelude::*;
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{DType, GradientOptions, Optimizer, PushOp};
 
 use crate::oracle::{Oracle32, Oracle64};

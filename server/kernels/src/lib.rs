@@ -22,6 +22,8 @@
 //! may overflow (the square of one above 1.8e19 is infinite in f32, and FTRL then makes NaN).
 //! [`RowKernel::all_finite`] is the check of a table that refuses such frames.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod element;
 mod error;
@@ -209,7 +211,7 @@ impl RowKernel {
 
     /// Returns the kernel of the same table for rows or ranges of `dim` elements. `optimizer` is that of
     /// the table.
-    pub(crate) const fn of_length(mut self, optimizer: &Optimizer, dim: usize) -> Self {
+    pub const fn of_length(mut self, optimizer: &Optimizer, dim: usize) -> Self {
         self.row_bytes = dim * self.dtype.size();
         self.state_bytes = optimizer.state_bytes(dim, self.dtype);
         self

@@ -1,6 +1,6 @@
 //! Three steps of each rule, worked out on paper, and the message for a refused rule.
 
-use tidewater_engine::kernels::{KernelError, RowKernel};
+use tidewater_kernels::{KernelError, RowKernel};
 use tidewater_protocol::limits::ROW_DIM_MAX;
 use tidewater_protocol::table::{DType, GradientOptions, Init, Optimizer, PushOp};
 

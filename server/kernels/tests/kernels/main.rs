@@ -10,7 +10,7 @@ mod plain;
 mod pytorch;
 mod sequences;
 
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{Init, PushOp};
 
 /// A row with its state, in buffers that begin at an odd address.

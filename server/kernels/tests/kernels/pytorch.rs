@@ -1,6 +1,6 @@
 //! The rules against figures of PyTorch: tests/golden/optimizers.txt, written by the script beside it.
 
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{DType, GradientOptions, Init, Optimizer, PushOp};
 
 use crate::{bytes32, bytes64, f32s, f64s};

@@ -1,6 +1,6 @@
 //! NaN and infinity are detected in every lane.
 
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer};
 
 use crate::{bytes32, bytes64};

@@ -1,7 +1,7 @@
 //! Operations without a rule: sums and assigns of every type, reduction.
 
 use proptest::prelude::*;
-use tidewater_engine::kernels::{RowKernel, accumulate, divide};
+use tidewater_kernels::{RowKernel, accumulate, divide};
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
 
 use crate::{Line, bytes32, f32s};
