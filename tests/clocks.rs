@@ -9,15 +9,11 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
 use std::io::{Read, Write};
 use std::sync::Barrier;
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 
-use common::Cluster;
-use common::faults::{Rng, full, seed};
 use tidewater::{
     Client, ClientError, GroupRange, PullMode, PullOptions, SyncMode, Table, TableBuilder,
 };
@@ -27,6 +23,8 @@ use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
+use tidewater_testkit::faults::{Rng, full, seed};
+use tidewater_testkit::threads::Cluster;
 
 const WORKERS: u32 = 4;
 /// Number of partitions with a row for each worker, so that every applier has some.

@@ -11,13 +11,11 @@
 
 #[path = "completion/callbacks.rs"]
 mod callbacks;
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
-use common::Cluster;
 use tidewater::{
     Client, ClientError, Expression, FunctionArgs, PullOptions, PushBuffer, SyncMode, Table,
     TableBuilder, Ticket,
@@ -37,6 +35,7 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
+use tidewater_testkit::threads::Cluster;
 
 /// Keeps the applier of a server busy for `time`; afterwards it serves the pending frames.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {
@@ -537,7 +536,7 @@ fn a_lane_that_swallows_is_replaced() {
     let flag = Arc::clone(&dead);
     let through = move |server: TcpStream| {
         let swallows = is_first.swap(false, Ordering::SeqCst);
-        let (here, there) = common::connection();
+        let (here, there) = tidewater_testkit::threads::connection();
         let pump = |mut from: TcpStream, mut to: TcpStream| {
             let dead = Arc::clone(&flag);
             std::thread::spawn(move || {
@@ -558,9 +557,9 @@ fn a_lane_that_swallows_is_replaced() {
         pump(server, there);
         here
     };
-    let wiring = common::Wiring {
+    let wiring = tidewater_testkit::threads::Wiring {
         through: Arc::new(through),
-        ..common::Wiring::default()
+        ..tidewater_testkit::threads::Wiring::default()
     };
     let mut client = cluster.client_over(0, SyncMode::Bsp, &wiring);
     let spec = TableBuilder::rows::<f32>("t", 1, 1);

@@ -7,14 +7,12 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
-use common::Cluster;
 use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock;
+use tidewater_testkit::threads::Cluster;
 
 fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
     let mut out = vec![0; keys.len() * table.dim()];

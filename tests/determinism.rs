@@ -7,16 +7,14 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
 use std::time::Duration;
 
-use common::Cluster;
-use common::faults::{Rng, full, seed};
 use tidewater::{Client, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
+use tidewater_testkit::faults::{Rng, full, seed};
+use tidewater_testkit::threads::Cluster;
 
 const WORKERS: u32 = 3;
 const KEYS: u64 = 40;

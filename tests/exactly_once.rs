@@ -7,14 +7,9 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use common::faults::{Faults, Rng, full, seed};
-use common::proxy::{Direction, Proxy};
-use common::{Cluster, Wiring};
 use tidewater::{
     Client, ClientError, PullMode, PullOptions, SyncMode, Table, TableBuilder, Ticket,
 };
@@ -23,6 +18,9 @@ use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::mutants;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU32, Ordering};
+use tidewater_testkit::faults::{Faults, Rng, full, seed};
+use tidewater_testkit::proxy::{Direction, Proxy};
+use tidewater_testkit::threads::{Cluster, Wiring};
 
 const WORKERS: u32 = 8;
 const SERVERS: u32 = 2;

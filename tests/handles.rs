@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod common;
-
 use std::fmt::Debug;
 use std::time::Duration;
 
-use common::Cluster;
 use tidewater::{AnyTable, Client, ClientError, PullOptions, SyncMode, TableBuilder, Ticket};
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{DType, PushOp};
+use tidewater_testkit::threads::Cluster;
 
 /// The text of an argument error.
 fn argument<T: Debug>(result: Result<T, ClientError>) -> String {

@@ -2,18 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod common;
-
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
-use common::Cluster;
-use common::faults::{Faults, seed};
 use tidewater::{Client, ClientError, PullOptions, SyncMode, TableBuilder, interrupt};
 use tidewater_engine::apply::command::Command;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
+use tidewater_testkit::faults::{Faults, seed};
+use tidewater_testkit::threads::Cluster;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 

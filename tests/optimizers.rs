@@ -3,21 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod common;
 #[path = "optimizers/encodings.rs"]
 mod encodings;
 #[path = "../server/kernels/tests/kernels/oracle.rs"]
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
 
-use common::Cluster;
-use common::faults::transports;
 use oracle::Oracle32;
 use tidewater::{
     Client, ClientError, PullOptions, PushOptions, SyncMode, Table, TableBuilder, Ticket,
 };
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{GradientOptions, Optimizer, PushOp, Reduce};
+use tidewater_testkit::faults::transports;
+use tidewater_testkit::threads::Cluster;
 
 const DIM: usize = 5;
 const ROWS: u64 = 40;

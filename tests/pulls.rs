@@ -8,14 +8,11 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
 mod storm;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Cluster;
-use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
 use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
@@ -23,6 +20,8 @@ use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
+use tidewater_testkit::faults::{Faults, Rng, full, seed, transports};
+use tidewater_testkit::threads::Cluster;
 
 const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;
@@ -534,9 +533,11 @@ fn distant_pulls_take_few_round_trips() {
     const ELEMENTS: usize = 1 << 20;
     for (servers, appliers) in [(1, 1), (2, 2), (4, 4)] {
         let cluster = Cluster::start(Tcp, servers, appliers, 1);
-        let wiring = common::Wiring {
-            through: Arc::new(|server| common::proxy::distant(server, Duration::from_millis(5))),
-            ..common::Wiring::default()
+        let wiring = tidewater_testkit::threads::Wiring {
+            through: Arc::new(|server| {
+                tidewater_testkit::proxy::distant(server, Duration::from_millis(5))
+            }),
+            ..tidewater_testkit::threads::Wiring::default()
         };
         let mut client = cluster.client_over(0, SyncMode::Asp, &wiring);
         let rows = TableBuilder::sparse::<f32>("rows", 16);

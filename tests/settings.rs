@@ -3,16 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod common;
 #[path = "../server/kernels/tests/kernels/oracle.rs"]
 #[allow(dead_code, reason = "the kernels' tests use all of it")]
 mod oracle;
 
 use std::time::Duration;
 
-use common::Cluster;
-use common::faults::{Faults, seed, transports};
 use oracle::Oracle32;
+use tidewater_testkit::faults::{Faults, seed, transports};
+use tidewater_testkit::threads::Cluster;
 
 use tidewater::{
     AnyTable, Client, ClientError, PullOptions, Schedule, SyncMode, Table, TableBuilder,

@@ -6,7 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a sweep says what it ran")]
 
-mod simrig;
 mod storm;
 
 #[path = "sim/chaos.rs"]

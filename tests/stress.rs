@@ -7,21 +7,19 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
-use common::Cluster;
-use common::faults::{Rng, full, seed};
 use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::delays;
+use tidewater_testkit::faults::{Rng, full, seed};
+use tidewater_testkit::threads::Cluster;
 
 /// Lock of these tests, which measure: one at a time.
 fn alone() -> MutexGuard<'static, ()> {

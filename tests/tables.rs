@@ -1,12 +1,9 @@
 //! Tables end to end, over shared memory and TCP, and over verbs if requested: pulled values equal the
 //! pushed ones.
 
-mod common;
 #[path = "tables/keys.rs"]
 mod keys;
 
-use common::Cluster;
-use common::faults::transports;
 use tidewater::{
     Client, ClientError, Missing, PullMode, PullOptions, PushOptions, SyncMode, Table, TableBuilder,
 };
@@ -17,6 +14,8 @@ use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::layout::reject::{RejectReason, RowResource};
 use tidewater_protocol::limits::{MEMORY_BLOCKS_MAX, REJECTS_KEPT_MAX};
 use tidewater_protocol::table::{Init, Optimizer, PushOp};
+use tidewater_testkit::faults::transports;
+use tidewater_testkit::threads::Cluster;
 
 const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
 

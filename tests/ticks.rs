@@ -4,12 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a measurement prints its times")]
 
-mod common;
-
 use std::time::Duration;
 
-use common::Cluster;
-use common::faults::transports;
 use tidewater::{
     Client, ClientError, Element, Expression, FunctionArgs, PullOptions, PushOptions, SyncMode,
     Table, TableBuilder,
@@ -20,6 +16,8 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 use tidewater_runtime::clock::now;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
+use tidewater_testkit::faults::transports;
+use tidewater_testkit::threads::Cluster;
 
 /// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
 const SGD: Optimizer = Optimizer::Sgd { lr: 1.0 };

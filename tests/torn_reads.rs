@@ -7,19 +7,17 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-mod common;
-
 use std::sync::Barrier;
 use std::time::Duration;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::delays;
 use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
-use common::Cluster;
-use common::faults::{Rng, full, seed};
 use tidewater::{Client, Counters, PullOptions, SyncMode, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::table::PushOp;
+use tidewater_testkit::faults::{Rng, full, seed};
+use tidewater_testkit::threads::Cluster;
 
 const WRITERS: u32 = 1;
 const READERS: u32 = 2;

@@ -9,7 +9,6 @@
 )]
 #![allow(clippy::print_stdout, reason = "a test says what it measured")]
 
-mod common;
 #[path = "trainer/tasks.rs"]
 mod tasks;
 
@@ -19,12 +18,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use common::Cluster;
 use tempfile::TempDir;
 use tidewater::{Client, JoinOptions, Missing, PullOptions, SyncMode};
 use tidewater_checkpoint::{Manifest, read_manifest};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::Optimizer;
+use tidewater_testkit::threads::Cluster;
 use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read, read_part};
 use tidewater_train::generate::{Synthetic, SyntheticSpec};
 use tidewater_train::reference::Reference;

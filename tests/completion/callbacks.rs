@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
-use crate::common::faults::{Faults, seed, transports};
+use tidewater_testkit::faults::{Faults, seed, transports};
 
 /// Result of a callback, by the number that it was given.
 type Outcome = (u64, Result<(), ClientError>);

@@ -13,7 +13,8 @@ use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
 
-use crate::rig::{CLUSTER, Proxy, Rig, config, soon, token};
+use tidewater_testkit::proxy::Gateway;
+use tidewater_testkit::sockets::{CLUSTER, Rig, config, soon, token};
 
 /// Activity of a client while its control connection is cut.
 type Habit = fn(&mut Client, &Table<i64>);
@@ -53,7 +54,7 @@ fn whatever_a_client_does_it_resumes_before_its_session_ends() {
 
 fn live_on(rig: &Rig, rank: u32, habit: Habit) {
     let mut member = rig.member();
-    let proxy = Proxy::to(&member.endpoints.tcp);
+    let proxy = Gateway::to(&member.endpoints.tcp);
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, rank);
     config.transport = crate::rig::BOTH[1];
@@ -82,7 +83,7 @@ fn a_client_whose_session_has_ended_is_told_so() {
     config.linger = Duration::from_millis(30);
     let rig = Rig::with(config);
     let mut member = rig.member();
-    let tcp = Proxy::to(&member.endpoints.tcp);
+    let tcp = Gateway::to(&member.endpoints.tcp);
     let unix = UnixProxy::to(&member.endpoints.unix);
     member.endpoints.tcp.clone_from(&tcp.address);
     member.endpoints.unix.clone_from(&unix.name);

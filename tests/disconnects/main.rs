@@ -12,16 +12,12 @@
 
 mod idle;
 mod proxy;
-#[allow(dead_code, reason = "other tests use the rest of it")]
-#[path = "../node/rig.rs"]
-mod rig;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use proxy::{Direction, Plan, Proxy, Reach, Seen};
-use rig::{CLUSTER, Rig, config, token};
 use tidewater::connect::ConnectConfig;
 use tidewater::{Client, ClientError, PullMode, PullOptions, TableBuilder};
 use tidewater_launch::TransportChoice;
@@ -29,6 +25,7 @@ use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId, WorkerThread};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicUsize, Ordering};
+use tidewater_testkit::sockets::{CLUSTER, Rig, config, token};
 
 /// Sessions of one server, each with its own rank, because a worker's clocks come from one session.
 /// The cost of ticks and polls grows with all workers and sessions, so the sessions are split.

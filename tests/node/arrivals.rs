@@ -8,7 +8,8 @@ use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_service::server::ServerConfig;
 
-use crate::rig::{CLUSTER, Proxy, Rig, config, token, wait};
+use tidewater_testkit::proxy::Gateway;
+use tidewater_testkit::sockets::{CLUSTER, Rig, config, token, wait};
 
 fn counting() -> ServerConfig {
     ServerConfig {
@@ -111,7 +112,7 @@ fn a_push_is_counted_at_most_once_however_often_its_lane_is_cut() {
     const ROUNDS: u64 = 60;
     let rig = Rig::with(counting());
     let mut member = rig.member();
-    let proxy = Proxy::to(&member.endpoints.tcp);
+    let proxy = Gateway::to(&member.endpoints.tcp);
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);
     config.transport = TransportChoice::Tcp;

@@ -16,7 +16,7 @@ use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_service::server::{Server, ServerError};
 
-use crate::rig::{BOTH, CLUSTER, Rig, config, info, token};
+use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, config, info, token};
 
 fn hello(rig: &Rig) -> Hello {
     Hello {
@@ -89,7 +89,7 @@ fn each_wrong_claim_has_its_own_error() {
         rig.link(&good)
             .unwrap()
             .0
-            .detach(crate::rig::soon())
+            .detach(tidewater_testkit::sockets::soon())
             .unwrap();
     }
     // The epoch advances with the membership.
@@ -188,7 +188,7 @@ fn strangers_beyond_the_limit_push_out_the_oldest() {
         0,
         "the oldest is closed"
     );
-    crate::rig::wait(
+    tidewater_testkit::sockets::wait(
         || rig.handle().status().unwrap().connections <= limit,
         "no limit",
     );

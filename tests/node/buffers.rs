@@ -5,7 +5,7 @@ use tidewater_launch::TransportChoice;
 use tidewater_protocol::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
 use tidewater_protocol::table::PushOp;
 
-use crate::rig::{BOTH, Rig};
+use tidewater_testkit::sockets::{BOTH, Rig};
 
 /// Length in elements: more than one round of a pull.
 const LEN: usize = (1 << 20) / 4 + 5_000;

@@ -14,13 +14,14 @@ use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
 use crate::hostile::{attach, connect, lane, left};
-use crate::rig::{BOTH, CLUSTER, Proxy, Rig, alone, config, info, soon, token, wait};
+use tidewater_testkit::proxy::Gateway;
+use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, alone, config, info, soon, token, wait};
 
 /// Pushes ones while `cut` cuts connections; every push counts once.
 fn ledger(cut: impl Fn(&Proxy, u32)) {
     let rig = Rig::start();
     let mut member = rig.member();
-    let proxy = Proxy::to(&member.endpoints.tcp);
+    let proxy = Gateway::to(&member.endpoints.tcp);
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);
     config.transport = TransportChoice::Tcp;
@@ -77,7 +78,7 @@ fn a_cut_control_connection_is_resumed() {
     handle
         .create_table("default", &info(&handle, 1, spec.spec()))
         .unwrap();
-    let proxy = Proxy::to(&rig.member().endpoints.tcp);
+    let proxy = Gateway::to(&rig.member().endpoints.tcp);
     let mut member = rig.member();
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);

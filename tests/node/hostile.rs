@@ -19,7 +19,7 @@ use tidewater_protocol::wire::handshake::HandshakeError;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
 
-use crate::rig::{BOTH, CLUSTER, Rig, token};
+use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, token};
 
 pub(crate) fn left() -> Duration {
     Duration::from_secs(10)
@@ -210,7 +210,7 @@ fn nonsense_after_the_proof_ends_the_speaker_only() {
             // The session's slot is free again when the server sees its connection closed.
             let _ = conn.call(&ServerRequest::Detach, left);
             drop(conn);
-            crate::rig::wait(
+            tidewater_testkit::sockets::wait(
                 || rig.handle().status().unwrap().connections <= 2,
                 "the speaker is not ended",
             );
@@ -276,7 +276,7 @@ fn a_session_is_not_resumed_by_another_rank() {
     // Its own client takes it over, and the previous connection is closed.
     let mut own = connect(&rig, 0, Purpose::Control).unwrap();
     own.call(&ServerRequest::Resume { session }, left).unwrap();
-    crate::rig::wait(
+    tidewater_testkit::sockets::wait(
         || rig.handle().status().unwrap().connections == 2,
         "both live",
     );
@@ -289,7 +289,10 @@ fn who_asks_and_does_not_read_is_cut_off() {
     let handle = rig.handle();
     let spec = TableBuilder::rows::<f32>("w", 5000, 2).partitions(4096);
     handle
-        .create_table("default", &crate::rig::info(&handle, 70, spec.spec()))
+        .create_table(
+            "default",
+            &tidewater_testkit::sockets::info(&handle, 70, spec.spec()),
+        )
         .unwrap();
     unharmed(&rig, || {
         let mut conn = connect(&rig, 2, Purpose::Control).unwrap();
@@ -301,7 +304,7 @@ fn who_asks_and_does_not_read_is_cut_off() {
         let _ = conn.stream_mut().write_all(&requests);
         let before = rig.handle().status().unwrap().connections;
         assert!(before <= 3);
-        crate::rig::wait(
+        tidewater_testkit::sockets::wait(
             || rig.handle().status().unwrap().connections == 2,
             "not cut off",
         );
@@ -329,9 +332,11 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
         };
         // 4096 bytes of zeros are no frame.
         lanes[0].lane.write_signal(tail, &cell).unwrap();
-        crate::rig::wait(|| lanes[0].lane.poll().is_err(), "the lane lives");
+        tidewater_testkit::sockets::wait(|| lanes[0].lane.poll().is_err(), "the lane lives");
         lanes[1].lane.poll().unwrap();
-        let open = link.recover(ApplierId(0), crate::rig::soon()).unwrap();
+        let open = link
+            .recover(ApplierId(0), tidewater_testkit::sockets::soon())
+            .unwrap();
         assert_eq!(open.state.head_bytes, 0);
         let mut lane = open.lane;
         lane.poll().unwrap();
@@ -360,14 +365,18 @@ fn granted_status_is_the_sessions_state_line() {
                 body: &mut line,
             };
             let op = ReadOp::of_body(open.status.unwrap(), LINE_BYTES).unwrap();
-            open.lane.read(&[op], into, crate::rig::soon()).unwrap();
+            open.lane
+                .read(&[op], into, tidewater_testkit::sockets::soon())
+                .unwrap();
             let state = StateLine::from_line(&line_from_bytes(&line), salt);
             assert_eq!(state, Some(StateLine::default()), "{transport:?}");
         };
         lanes.iter_mut().for_each(holds_state);
         let places: Vec<u64> = lanes.iter().map(|l| l.status.unwrap().addr).collect();
         assert_ne!(places[0], places[1]);
-        let mut open = link.recover(ApplierId(1), crate::rig::soon()).unwrap();
+        let mut open = link
+            .recover(ApplierId(1), tidewater_testkit::sockets::soon())
+            .unwrap();
         assert_eq!(open.status.map(|at| at.addr), Some(places[1]));
         holds_state(&mut open);
     }

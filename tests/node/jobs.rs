@@ -21,7 +21,7 @@ use tidewater_protocol::table::{DType, PushOp, Reduce};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_service::server::ServerConfig;
 
-use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
+use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, config, token, wait};
 
 const D: DomainId = DomainId(0);
 

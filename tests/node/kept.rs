@@ -8,7 +8,7 @@ use tidewater_protocol::wire::control::{ApplierPart, TableInfo};
 use tidewater_protocol::wire::hello::NAMESPACE_DEFAULT;
 use tidewater_service::server::{Server, ServerConfig, ServerError, ServerHandle, reserve};
 
-use crate::rig::{Rig, config};
+use tidewater_testkit::sockets::{Rig, config};
 
 /// The parts of a table, as clients get them.
 fn parts(server: &ServerHandle, id: TableId) -> Vec<ApplierPart> {

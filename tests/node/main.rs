@@ -11,7 +11,6 @@ mod disconnects;
 mod hostile;
 mod jobs;
 mod kept;
-mod rig;
 mod tables;
 mod transports;
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]

@@ -14,7 +14,7 @@ use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_service::server::{ServerError, ServerHandle};
 
-use crate::rig::{BOTH, CLUSTER, Rig, config, info, soon, token};
+use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, config, info, soon, token};
 
 #[test]
 fn what_is_pushed_is_what_is_pulled() {

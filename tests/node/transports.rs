@@ -17,7 +17,7 @@ use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::ServerMember;
 
-use crate::rig::{CLUSTER, Rig, config, soon, token};
+use tidewater_testkit::sockets::{CLUSTER, Rig, config, soon, token};
 
 fn no_such_device() -> Option<RdmaDevice> {
     Some("nosuch0".parse().unwrap())

@@ -34,8 +34,8 @@ use tidewater_verbs::{
 };
 
 use crate::hostile::{connect, left, unharmed};
-use crate::rig::{CLUSTER, Rig, alone, config, soon, token, wait};
 use crate::transports::logged;
+use tidewater_testkit::sockets::{CLUSTER, Rig, alone, config, soon, token, wait};
 
 fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     attach_from(rig, rank, Ipv4Addr::LOCALHOST)

@@ -1,10 +1,10 @@
 //! Encoded pushes: their bytes, their values, and the error feedback of the client.
 
 use super::*;
-use common::faults::{Faults, seed};
 use tidewater::{Element, PushEncoding};
 use tidewater_protocol::layout::encoding::encode;
 use tidewater_protocol::table::DType;
+use tidewater_testkit::faults::{Faults, seed};
 
 const ENCODINGS: [PushEncoding; 3] = [PushEncoding::Bf16, PushEncoding::F16, PushEncoding::INT8];
 /// Rate 1: a step subtracts what arrives.
@@ -275,7 +275,7 @@ fn train(
         .block_bytes(4096)
         .optimizer(Optimizer::Sgd { lr: 0.5 });
     let table = client.create_table::<f32>(table.spec()).unwrap();
-    let mut random = common::faults::Rng(11);
+    let mut random = tidewater_testkit::faults::Rng(11);
     let mut uniform = || random.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0;
     let truth: [f64; FEATURES] = std::array::from_fn(|_| uniform());
     let samples: [[f64; FEATURES]; SAMPLES] =

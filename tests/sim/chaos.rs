@@ -18,8 +18,8 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_protocol::wire::control::DomainClock;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::ledger::{Fate, Ledger};
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::ledger::{Fate, Ledger};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const ITERATIONS: u64 = 14;

@@ -17,7 +17,7 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const ITERATIONS: u64 = 14;

@@ -8,7 +8,7 @@ use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, sweep};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{Rig, Shape, faults};
+use tidewater_testkit::sim::{Rig, Shape, faults};
 
 const WORKERS: u32 = 3;
 const CALLS: i64 = 12;

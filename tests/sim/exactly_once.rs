@@ -10,9 +10,9 @@ use tidewater_lanes::sim::{Outcome, Rng, sweep};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::ledger::{Fate, Ledger};
-use crate::simrig::raw::RawPusher;
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::ledger::{Fate, Ledger};
+use tidewater_testkit::sim::raw::RawPusher;
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const PUSHES: u64 = 100;

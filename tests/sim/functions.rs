@@ -14,7 +14,7 @@ use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_wasm::{Limits, Modules};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const CALLS: u64 = 60;

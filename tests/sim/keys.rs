@@ -18,8 +18,8 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
 use crate::slots::churn;
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const KEYS: u64 = 12;
 const WORKERS: u32 = 3;

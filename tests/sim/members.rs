@@ -17,7 +17,7 @@ use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 use tidewater_protocol::wire::control::DomainClock;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const ITERATIONS: u64 = 16;
 const ELEMENTS: usize = 1536;

@@ -7,8 +7,8 @@ use tidewater::{SyncMode, TableBuilder};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, sweep};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
 use crate::storm::{DIM, Seen, Storm};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const KEYS: u64 = 40;
 const ROUNDS: u64 = 120;

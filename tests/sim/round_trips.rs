@@ -10,7 +10,7 @@ use tidewater_lanes::sim::{Distance, Faults};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock;
 
-use crate::simrig::{Rig, Shape, open};
+use tidewater_testkit::sim::{Rig, Shape, open};
 
 const ONE_WAY: Duration = Duration::from_millis(5);
 const DIM: usize = 8;

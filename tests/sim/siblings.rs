@@ -15,7 +15,7 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 2;
 const THREADS: u32 = 2;

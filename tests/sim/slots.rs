@@ -19,7 +19,7 @@ use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PART
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 const TABLE: TableId = TableId(1);
 const KEYS: u64 = 12;

@@ -9,9 +9,9 @@ use tidewater_lanes::sim::{Faults, Outcome, Rng, sweep};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::ledger::{Fate, Ledger};
-use crate::simrig::stale::LostStatuses;
-use crate::simrig::{Rig, Shape, open};
+use tidewater_testkit::sim::ledger::{Fate, Ledger};
+use tidewater_testkit::sim::stale::LostStatuses;
+use tidewater_testkit::sim::{Rig, Shape, open};
 
 /// Far more than a read of a public copy takes; far less than the stall limit of a lane.
 const DEADLINE: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use tidewater_lanes::sim::{Outcome, sweep};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use crate::simrig::{LONG, Rig, Shape, faults, open};
+use tidewater_testkit::sim::{LONG, Rig, Shape, faults, open};
 
 /// Rows of 200 bytes: four to five lines.
 const DIM: usize = 25;

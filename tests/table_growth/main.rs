@@ -7,22 +7,20 @@
     reason = "a test that cannot go on fails; what it saw is part of its result"
 )]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod still;
 mod stranger;
 
 use std::time::{Duration, Instant};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use common::Cluster;
-use common::faults::{Rng, full, seed};
 use still::{Bystanders, Queue, Stops, fresh_pages};
 use stranger::Stranger;
 use tidewater::{Client, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock;
+use tidewater_testkit::faults::{Rng, full, seed};
+use tidewater_testkit::threads::Cluster;
 
 /// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once. `after` gets the time each push
 /// took until it was applied, and its first row.

@@ -18,9 +18,9 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 
-use super::common::Cluster;
-use super::common::faults::{Faults, Rng, seed, transports};
 use super::{MODES, each_transport};
+use tidewater_testkit::faults::{Faults, Rng, seed, transports};
+use tidewater_testkit::threads::Cluster;
 
 fn of(key: u64, times: i64) -> [i64; 2] {
     [(key as i64).wrapping_mul(times), times]

@@ -6,27 +6,30 @@ use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_runtime::mem::Buffer;
 
 /// Server side; it cannot be constructed.
-pub enum Serving {}
+pub(super) enum Serving {}
 
 impl Serving {
-    pub fn new<'a>(_: &ServerMemory, _: impl Iterator<Item = (&'a Reactor, &'a Arms)>) -> Self {
+    pub(super) fn new<'a>(
+        _: &ServerMemory,
+        _: impl Iterator<Item = (&'a Reactor, &'a Arms)>,
+    ) -> Self {
         panic!("built without RDMA: build the tests with --features verbs-dlopen")
     }
 }
 
 /// Client side; it cannot be constructed.
-pub enum Asking {}
+pub(super) enum Asking {}
 
 impl Asking {
-    pub fn new(_: &OsParker) -> Self {
+    pub(super) fn new(_: &OsParker) -> Self {
         panic!("built without RDMA: build the tests with --features verbs-dlopen")
     }
 
-    pub fn register(&self, _: &mut Buffer) -> Result<(), String> {
+    pub(super) fn register(&self, _: &mut Buffer) -> Result<(), String> {
         match *self {}
     }
 
-    pub fn lane(
+    pub(super) fn lane(
         &self,
         _: &Serving,
         _: usize,

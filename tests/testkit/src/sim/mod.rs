@@ -4,8 +4,6 @@
 //! A queue to each applier (`SimQueue`) replaces the control plane, because a task may block only on
 //! objects that the world knows. An answer is polled for between pauses.
 
-#![allow(unreachable_pub, reason = "a module of one test binary")]
-
 pub mod ledger;
 pub mod raw;
 pub mod stale;
@@ -54,9 +52,13 @@ const LAST_LOOK: Duration = Duration::from_millis(20);
 /// Shape of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
+    /// Number of servers.
     pub servers: u32,
+    /// Number of appliers of each server.
     pub appliers: u16,
+    /// Number of workers.
     pub workers: u32,
+    /// Bytes of the push ring of each lane.
     pub ring_bytes: usize,
 }
 
@@ -97,13 +99,16 @@ impl Membership {
 /// One server of the cluster.
 pub struct Server {
     memory: Arc<ServerMemory>,
+    /// Its appliers, by number.
     pub seats: Vec<Membership>,
 }
 
 /// A simulated cluster. Clones share it.
 #[derive(Clone)]
 pub struct Rig {
+    /// World whose tasks appliers and clients are.
     pub world: World,
+    /// Servers, by number.
     pub servers: Arc<Vec<Server>>,
     tables: Arc<Vec<TableInfo>>,
     /// Workers that wait at the barrier, and how often it has opened.

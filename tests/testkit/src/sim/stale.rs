@@ -42,7 +42,9 @@ impl LostStatuses {
 
 /// A server lane over such a device.
 pub struct StalePort {
+    /// The lane.
     pub port: SimServerLane,
+    /// Which writes of a status it loses.
     pub lost: std::sync::Arc<LostStatuses>,
 }
 

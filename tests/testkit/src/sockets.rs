@@ -1,8 +1,6 @@
-//! A server inside this process, clients that connect over sockets, and a proxy that cuts their
-//! connections.
+//! A server inside this process, and clients that connect over sockets.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -22,10 +20,11 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::server::{Server, ServerConfig, ServerHandle};
 
-pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
+/// Identity of the cluster that the server belongs to.
+pub const CLUSTER: ClusterId = ClusterId(0xc1);
 
 /// Shared memory, and a network transport: TCP, or verbs with `TIDEWATER_TEST_TRANSPORT=verbs`.
-pub(crate) static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
+pub static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
     let verbs = std::env::var("TIDEWATER_TEST_TRANSPORT").is_ok_and(|name| name == "verbs");
     let between = if verbs {
         TransportChoice::Verbs
@@ -38,15 +37,18 @@ pub(crate) static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
 /// Tests that count this process's descriptors run alone.
 static ALONE: RwLock<()> = RwLock::new(());
 
-pub(crate) fn token() -> JobToken {
+/// Returns the token of the job.
+pub fn token() -> JobToken {
     JobToken::new([7; 32])
 }
 
-pub(crate) fn soon() -> Deadline {
+/// Returns a deadline beyond every wait of a run without a defect: 20 s.
+pub fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-pub(crate) fn config() -> ServerConfig {
+/// Returns the settings of a server for four workers over shared memory and TCP, and RDMA if it is under test.
+pub fn config() -> ServerConfig {
     let mut config = ServerConfig::new(token(), CLUSTER).unwrap();
     config.capacity = 4 << 30;
     config.workers = 4;
@@ -56,7 +58,7 @@ pub(crate) fn config() -> ServerConfig {
 }
 
 /// The device of the tests over RDMA, if the environment names one.
-pub(crate) fn rdma_device() -> Option<RdmaDevice> {
+pub fn rdma_device() -> Option<RdmaDevice> {
     test_device::device().map(|name| name.parse().unwrap())
 }
 
@@ -64,18 +66,21 @@ pub(crate) fn rdma_device() -> Option<RdmaDevice> {
 type Tables = Arc<Mutex<Vec<(String, TableInfo)>>>;
 
 /// A server and its table catalogue.
-pub(crate) struct Rig {
-    pub(crate) node: Server,
+pub struct Rig {
+    /// The server.
+    pub node: Server,
     tables: Tables,
     _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
 impl Rig {
-    pub(crate) fn start() -> Self {
+    /// Starts a server with the settings of [`config`].
+    pub fn start() -> Self {
         Self::with(config())
     }
 
-    pub(crate) fn with(config: ServerConfig) -> Self {
+    /// Starts a server with these settings.
+    pub fn with(config: ServerConfig) -> Self {
         let mut rig = Self::alone(config);
         rig._shared = Some(ALONE.read().unwrap_or_else(|e| e.into_inner()));
         rig
@@ -90,16 +95,18 @@ impl Rig {
         }
     }
 
-    pub(crate) fn handle(&self) -> ServerHandle {
+    /// Returns the handle of the server.
+    pub fn handle(&self) -> ServerHandle {
         self.node.handle()
     }
 
-    pub(crate) fn member(&self) -> ServerMember {
+    /// Returns the addresses of the server as a coordinator lists them.
+    pub fn member(&self) -> ServerMember {
         self.handle().member()
     }
 
     /// Opens the session of a client thread, without a client.
-    pub(crate) fn link(
+    pub fn link(
         &self,
         config: &ConnectConfig,
     ) -> Result<(NetServerLink, Vec<OpenLane>), ClientError> {
@@ -108,14 +115,15 @@ impl Rig {
     }
 
     /// Connects a client of a rank.
-    pub(crate) fn client(&self, transport: TransportChoice, rank: u32) -> Client {
+    pub fn client(&self, transport: TransportChoice, rank: u32) -> Client {
         let mut config = ConnectConfig::new(token(), CLUSTER, rank);
         config.transport = transport;
         config.rdma_device = rdma_device();
         self.client_at(&self.member(), &config).unwrap()
     }
 
-    pub(crate) fn client_at(
+    /// Connects a client in mode ASP to the server at these addresses, which may be those of a proxy.
+    pub fn client_at(
         &self,
         at: &ServerMember,
         config: &ConnectConfig,
@@ -123,7 +131,8 @@ impl Rig {
         self.client_with(at, config, SyncMode::Asp)
     }
 
-    pub(crate) fn client_with(
+    /// Connects a client to the server at these addresses, which may be those of a proxy.
+    pub fn client_with(
         &self,
         at: &ServerMember,
         config: &ConnectConfig,
@@ -147,19 +156,19 @@ impl Rig {
     }
 
     /// The tables that clients have created.
-    pub(crate) fn infos(&self) -> Vec<TableInfo> {
+    pub fn infos(&self) -> Vec<TableInfo> {
         let tables = self.tables.lock().unwrap();
         tables.iter().map(|(_, info)| info.clone()).collect()
     }
 
     /// Adds tables that clients can open.
-    pub(crate) fn knows(&self, namespace: &str, infos: &[TableInfo]) {
+    pub fn knows(&self, namespace: &str, infos: &[TableInfo]) {
         let infos = infos.iter().map(|i| (namespace.to_owned(), i.clone()));
         self.tables.lock().unwrap().extend(infos);
     }
 
     /// Waits until `count` sessions are left.
-    pub(crate) fn wait_for_sessions(&self, count: usize) {
+    pub fn wait_for_sessions(&self, count: usize) {
         wait(
             || self.handle().status().unwrap().sessions == count,
             "sessions do not end",
@@ -168,12 +177,13 @@ impl Rig {
 }
 
 /// Runs `test` alone in this process.
-pub(crate) fn alone(config: ServerConfig, test: impl FnOnce(Rig)) {
+pub fn alone(config: ServerConfig, test: impl FnOnce(Rig)) {
     let _guard = ALONE.write().unwrap_or_else(|e| e.into_inner());
     test(Rig::alone(config));
 }
 
-pub(crate) fn wait(mut done: impl FnMut() -> bool, what: &str) {
+/// Waits until `done` returns true; panics with `what` after the time of [`soon`].
+pub fn wait(mut done: impl FnMut() -> bool, what: &str) {
     let deadline = soon();
     while !done() {
         assert!(!deadline.passed(), "{what}");
@@ -188,7 +198,8 @@ struct Catalogue {
     tables: Tables,
 }
 
-pub(crate) fn info(handle: &ServerHandle, id: u32, spec: &TableSpec) -> TableInfo {
+/// Returns the description of a table of the server, with its partitions on the appliers in turn.
+pub fn info(handle: &ServerHandle, id: u32, spec: &TableSpec) -> TableInfo {
     let appliers = handle.appliers();
     let owner = |p| Owner {
         server: ServerId(0),
@@ -254,63 +265,4 @@ impl CoordinatorLink for Catalogue {
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
-}
-
-/// Forwards TCP, connection by connection, until a cut.
-pub(crate) struct Proxy {
-    pub(crate) address: String,
-    pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
-}
-
-impl Proxy {
-    pub(crate) fn to(target: &str) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>> = Arc::default();
-        let (target, kept) = (target.to_owned(), Arc::clone(&pairs));
-        // Ends with the test's process: no thread joins it.
-        std::thread::spawn(move || {
-            while let Ok((near, _)) = listener.accept() {
-                let Ok(far) = TcpStream::connect(&target) else {
-                    return;
-                };
-                for s in [&near, &far] {
-                    s.set_nodelay(true).unwrap();
-                }
-                let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
-                // Counted before its first byte: a client with an answer finds its connection in the count.
-                kept.lock().unwrap().push(ends);
-                pass(near.try_clone().unwrap(), far.try_clone().unwrap());
-                pass(far, near);
-            }
-        });
-        Self { address, pairs }
-    }
-
-    /// Number of connections so far.
-    pub(crate) fn count(&self) -> usize {
-        self.pairs.lock().unwrap().len()
-    }
-
-    /// Cuts connection number `n`.
-    pub(crate) fn cut(&self, n: usize) {
-        let (near, far) = &self.pairs.lock().unwrap()[n];
-        for s in [near, far] {
-            let _ = s.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-fn pass(mut from: TcpStream, mut to: TcpStream) {
-    std::thread::spawn(move || {
-        let mut bytes = [0; 4096];
-        while let Ok(count @ 1..) = from.read(&mut bytes) {
-            if to.write_all(&bytes[..count]).is_err() {
-                break;
-            }
-        }
-        for s in [from, to] {
-            let _ = s.shutdown(Shutdown::Both);
-        }
-    });
 }

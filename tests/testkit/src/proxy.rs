@@ -1,7 +1,7 @@
 //! A proxy that cuts connections after a given byte.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidewater_runtime::clock;
@@ -27,6 +27,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
+    /// Creates a proxy with the cuts of its connections.
     pub fn new(direction: Direction, cuts: Vec<u64>) -> Self {
         Self {
             direction,
@@ -50,7 +51,7 @@ impl Proxy {
     /// Returns the client's end of a connection to `server` through this proxy.
     pub fn through(&self, server: TcpStream) -> TcpStream {
         let n = self.connections.fetch_add(1, Ordering::AcqRel);
-        let (here, client) = super::connection();
+        let (here, client) = crate::threads::connection();
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();
         }
@@ -78,6 +79,54 @@ impl Drop for Proxy {
     }
 }
 
+/// A proxy with an address of its own, for clients that make the connections. Ends with the process.
+pub struct Gateway {
+    /// Address that clients connect to.
+    pub address: String,
+    pairs: Arc<Mutex<Vec<[TcpStream; 2]>>>,
+}
+
+impl Gateway {
+    /// Starts a gateway to the server at `target`.
+    pub fn to(target: &str) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let pairs: Arc<Mutex<Vec<[TcpStream; 2]>>> = Arc::default();
+        let (target, kept) = (target.to_owned(), Arc::clone(&pairs));
+        std::thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                let Ok(far) = TcpStream::connect(&target) else {
+                    return;
+                };
+                for end in [&near, &far] {
+                    end.set_nodelay(true).unwrap();
+                }
+                let ends = [&near, &far].map(|end| end.try_clone().unwrap());
+                // Counted before its first byte: a client with an answer finds its connection in the count.
+                kept.lock().unwrap().push(ends);
+                let ends = [&near, &far].map(|end| end.try_clone().unwrap());
+                for [from, to] in [ends, [far, near]] {
+                    std::thread::spawn(move || pump(from, to, None, &AtomicU64::default()));
+                }
+            }
+        });
+        Self { address, pairs }
+    }
+
+    /// Number of connections so far.
+    pub fn count(&self) -> usize {
+        self.pairs.lock().unwrap().len()
+    }
+
+    /// Cuts connection number `n`.
+    pub fn cut(&self, n: usize) {
+        for end in &self.pairs.lock().unwrap()[n] {
+            // The peer may have closed it before.
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}
+
 /// Forwards until an end closes or exactly `cut` bytes have passed; then both ends are closed.
 fn pump(mut from: TcpStream, mut to: TcpStream, cut: Option<u64>, moved: &AtomicU64) {
     let mut left = cut.unwrap_or(u64::MAX);
@@ -100,7 +149,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, cut: Option<u64>, moved: &Atomic
 /// Returns the client's end of a connection to `server` through a network with a latency of `one_way` in
 /// each direction.
 pub fn distant(server: TcpStream, one_way: Duration) -> TcpStream {
-    let (here, client) = super::connection();
+    let (here, client) = crate::threads::connection();
     for stream in [&client, &server] {
         stream.set_nodelay(true).unwrap();
     }

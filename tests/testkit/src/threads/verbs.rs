@@ -23,13 +23,13 @@ fn open_port() -> Arc<OpenPort> {
 }
 
 /// The server's side of verbs lanes.
-pub struct Serving {
+pub(super) struct Serving {
     domain: Arc<Domain>,
     notifiers: Vec<Arc<Notifier>>,
 }
 
 impl Serving {
-    pub fn new<'a>(
+    pub(super) fn new<'a>(
         memory: &ServerMemory,
         appliers: impl Iterator<Item = (&'a Reactor, &'a Arms)>,
     ) -> Self {
@@ -43,13 +43,13 @@ impl Serving {
 }
 
 /// The client thread's side of verbs lanes.
-pub struct Asking {
+pub(super) struct Asking {
     domain: Arc<ClientDomain>,
     notifier: Arc<Notifier>,
 }
 
 impl Asking {
-    pub fn new(parker: &OsParker) -> Self {
+    pub(super) fn new(parker: &OsParker) -> Self {
         let open_port = open_port();
         Self {
             domain: ClientDomain::new(&open_port, RetryTimeout::default()).unwrap(),
@@ -57,12 +57,12 @@ impl Asking {
         }
     }
 
-    pub fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
+    pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
         self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
     /// Creates both ends of a lane to an applier. The server end must be attached before the lane is used.
-    pub fn lane(
+    pub(super) fn lane(
         &self,
         server: &Serving,
         applier: usize,

@@ -3,16 +3,7 @@
 //! A cluster without a control plane: appliers on threads, clients wired to them by hand. It tests
 //! everything from the client's calls down to the words in memory.
 
-#![allow(unreachable_pub, reason = "shared by the test binaries of this folder")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "a rig that cannot be built fails its test"
-)]
-#![allow(dead_code, reason = "each test binary uses its part of the rig")]
-
 mod barrier;
-pub mod faults;
-pub mod proxy;
 pub mod raw;
 #[cfg_attr(
     not(any(feature = "verbs", feature = "verbs-dlopen")),
@@ -56,6 +47,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 
+/// Bytes of the push ring of each lane.
 pub const RING_BYTES: usize = 256 << 10;
 
 /// One applier, as other components see it.
@@ -69,6 +61,7 @@ struct ApplierSeat {
 
 /// One server of the cluster.
 pub struct Server {
+    /// Its memory.
     pub memory: Arc<ServerMemory>,
     shm: Arc<tidewater_lanes::shm::ServerMemory>,
     appliers: Vec<ApplierSeat>,
@@ -105,7 +98,9 @@ type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
 /// A cluster of servers with a shared table catalogue.
 pub struct Cluster {
+    /// Transport of the lanes of all clients.
     pub transport: TransportKind,
+    /// Servers, by number.
     pub servers: Arc<Vec<Server>>,
     tables: Catalogue,
     barrier: Arc<Barrier>,
@@ -115,6 +110,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// Starts `servers` servers with `appliers` appliers each, for `workers` workers.
     pub fn start(transport: TransportKind, servers: u32, appliers: u16, workers: u32) -> Self {
         let servers = (0..servers)
             .map(|s| Server::start(transport, s, appliers, workers))

@@ -2,10 +2,6 @@
 
 use tidewater_lanes::fabric::TransportKind;
 
-#[allow(
-    unused_imports,
-    reason = "not every test that includes this needs both"
-)]
 pub use tidewater_conformance::faults::{Faults, Rng};
 
 /// The seed of a random test: `TIDEWATER_SEED`, or a fixed one.

@@ -18,7 +18,9 @@ use super::{Cluster, Wiring};
 
 /// One session with server 0; only its lane to applier 0 is used.
 pub struct RawSession {
+    /// Its number.
     pub session: SessionId,
+    /// Lane to the applier.
     pub lane: Box<dyn ClientLane>,
     parker: OsParker,
     _others: Vec<OpenLane>,
@@ -26,6 +28,7 @@ pub struct RawSession {
 }
 
 impl Cluster {
+    /// Opens a session of worker `rank`.
     pub fn raw(&self, rank: u32) -> RawSession {
         let mut parker = OsParker::new(std::time::Duration::from_micros(20)).unwrap();
         let mut link = self.link(0, rank, &parker, &Wiring::default());
