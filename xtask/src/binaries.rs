@@ -138,12 +138,19 @@ fn package_name(id: &str) -> Option<&str> {
     }
 }
 
-/// Builds with cargo, as `arguments` say; returns the test binaries, ordered by crate and target.
+/// Builds the targets that `arguments` select, with the packages and features of the one build; returns the test
+/// binaries, ordered by crate and target.
 pub(crate) fn build(root: &Path, profile: &str, arguments: &[&str]) -> Result<Vec<Binary>> {
     let features = features(root)?.join(",");
     let mut command = cargo("build");
-    command.args(["--quiet", "--locked", "--profile", profile, "--workspace"]);
+    command.args(["--profile", profile, "--workspace"]);
     command.args(["--features", &features]).args(arguments);
+    test_binaries(root, command)
+}
+
+/// Builds with a command of cargo; returns the test binaries, ordered by crate and target.
+pub(crate) fn test_binaries(root: &Path, mut command: Command) -> Result<Vec<Binary>> {
+    command.args(["--quiet", "--locked"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     let failed = |source| Failure::Start {
         program: "cargo".to_owned(),

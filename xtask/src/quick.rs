@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::binaries::{self, Binary};
 use crate::failure::{Failure, Result};
-use crate::metadata::{self, Metadata, text};
+use crate::metadata::{self, Metadata, list, text};
 use crate::{runner, tree};
 
 const PROFILE: &str = "quick";
@@ -36,6 +36,10 @@ struct Package {
     /// Folder from the root, without a slash at the end.
     folder: String,
     features: BTreeSet<String>,
+    /// Whether it has a library.
+    has_lib: bool,
+    /// Integration tests, by name.
+    tests: Vec<String>,
 }
 
 /// Packages by name.
@@ -94,10 +98,11 @@ impl Steps<'_> {
                 clippy.args(["--all-targets", "--", "-D", "warnings"]),
             )?;
         }
-        // As in the step before, all packages: other features would be other artifacts.
         let built = self.timed("build", |root| {
             println!("--- build");
-            binaries::build(root, PROFILE, &["--lib", "--bins", "--tests", "--examples"])
+            let mut built = unit_tests(root, packages, chosen, &wanted)?;
+            built.extend(integration_tests(root, packages, chosen)?);
+            Ok(built)
         })?;
         let (simulator, others): (Vec<_>, Vec<_>) =
             built.into_iter().partition(|own| own.target == SIMULATOR);
@@ -142,6 +147,52 @@ impl Steps<'_> {
     }
 }
 
+/// Builds the unit tests of the chosen packages.
+fn unit_tests(
+    root: &Path,
+    packages: &Packages,
+    chosen: &[String],
+    wanted: &[String],
+) -> Result<Vec<Binary>> {
+    if chosen.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut command = binaries::cargo("test");
+    command.args(["--no-run", "--profile", PROFILE, "--bins"]);
+    let has_lib = |name: &String| packages.get(name).is_some_and(|package| package.has_lib);
+    if chosen.iter().any(has_lib) {
+        command.arg("--lib");
+    }
+    for name in chosen {
+        command.args(["--package", name]);
+    }
+    let features = features(packages, chosen, wanted);
+    if !features.is_empty() {
+        command.args(["--features", &features]);
+    }
+    binaries::test_binaries(root, command)
+}
+
+/// Builds the simulator and the integration tests of the chosen packages, with all packages selected: other features
+/// would be other artifacts. Other packages' targets of the same names are built too.
+fn integration_tests(root: &Path, packages: &Packages, chosen: &[String]) -> Result<Vec<Binary>> {
+    let of_chosen = chosen.iter().filter_map(|name| packages.get(name));
+    let own = of_chosen.flat_map(|package| &package.tests);
+    let mut names: BTreeSet<&str> = own
+        .map(String::as_str)
+        .filter(|name| *name != FUZZ)
+        .collect();
+    // These start programs of the workspace.
+    let programs: &[&str] = match names.is_empty() {
+        true => &[],
+        false => &["--bins", "--examples"],
+    };
+    names.insert(SIMULATOR);
+    let named = names.into_iter().flat_map(|name| ["--test", name]);
+    let arguments: Vec<&str> = named.chain(programs.iter().copied()).collect();
+    binaries::build(root, PROFILE, &arguments)
+}
+
 fn build(subcommand: &str) -> Command {
     let mut command = binaries::cargo(subcommand);
     command.args(["--quiet", "--locked", "--profile", PROFILE]);
@@ -176,7 +227,20 @@ fn packages(metadata: &Metadata) -> Packages {
             .flat_map(|features| features.keys().cloned())
             .collect();
         let name = text(package, "name").unwrap_or_default().to_owned();
-        packages.insert(name, Package { folder, features });
+        let targets = list(package, "targets");
+        let is_of = |target: &Value, kind: &str| {
+            let kinds = list(target, "kind").iter().filter_map(Value::as_str);
+            kinds.into_iter().any(|own| own.contains(kind))
+        };
+        let tests = targets.iter().filter(|target| is_of(target, "test"));
+        let tests = tests.filter_map(|target| text(target, "name"));
+        let package = Package {
+            folder,
+            features,
+            has_lib: targets.iter().any(|target| is_of(target, "lib")),
+            tests: tests.map(str::to_owned).collect(),
+        };
+        packages.insert(name, package);
     }
     packages
 }
@@ -259,7 +323,13 @@ mod tests {
         let package = |name: &str, folder: &str, features: &[&str]| {
             let features: BTreeMap<&str, [&str; 0]> =
                 features.iter().map(|name| (*name, [])).collect();
-            serde_json::json!({"name": name, "manifest_path": format!("/r/{folder}/Cargo.toml"), "features": features})
+            serde_json::json!({
+                "name": name, "manifest_path": format!("/r/{folder}/Cargo.toml"), "features": features,
+                "targets": [
+                    {"kind": [if name == "xtask" { "bin" } else { "lib" }], "name": name},
+                    {"kind": ["test"], "name": "golden"},
+                ],
+            })
         };
         let answer = serde_json::json!({"workspace_root": "/r", "packages": [
             package("tidewater-service", "server/service", &["mutants", "verbs"]),
@@ -294,6 +364,14 @@ mod tests {
                 .to_string()
                 .contains("tidewater-service")
         );
+    }
+
+    #[test]
+    fn targets_are_read() {
+        let packages = workspace();
+        assert_eq!(packages["tidewater-engine"].tests, ["golden"]);
+        assert!(packages["tidewater-engine"].has_lib);
+        assert!(!packages["xtask"].has_lib);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use tidewater_engine::kernels::RowKernel;
+use tidewater_kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer, PushOp, Reduce};
 use tidewater_train::data::{BatchPlan, Dataset, LabelMap, ReadOptions, read};
 use tidewater_train::generate::{Synthetic, SyntheticSpec};
