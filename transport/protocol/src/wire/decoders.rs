@@ -1,5 +1,5 @@
-//! Every decoder of bytes from outside, by name. The fuzzers (`transport/lanes/tests/fuzz.rs`, `fuzz/`) run exactly
-//! this list.
+//! Every decoder of control messages and handshakes, by name. The fuzzers (`transport/lanes/tests/fuzz.rs`, `fuzz/`)
+//! run this list, and those of other formats.
 //!
 //! An entry takes any bytes. It must return, without a panic and without holding more memory than the
 //! decoder's limit. Add new entries at the end: a corpus file of the `fuzz/` crate names its entry by
@@ -39,8 +39,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("job-token", token),
 ];
 
-/// Decodes a stream of control frames, pushed in pieces. The first byte selects their size and whether the peer
-/// is authenticated.
+/// Decodes a stream of control frames, pushed in pieces. Of the first byte, bit 0 selects whether the peer is
+/// authenticated, and the other bits the size of the pieces, 1 to 128 bytes.
 fn frames(bytes: &[u8]) {
     let Some((&piece, bytes)) = bytes.split_first() else {
         return;
@@ -77,7 +77,8 @@ fn token(bytes: &[u8]) {
 }
 
 /// Builds a decoder filled with valid frames. `bytes` holds their bodies, each after one byte of kind and one of
-/// length. Fuzzers so reach the state machines behind it without guessing a frame's check.
+/// length; what follows the first 2 KiB of frames is ignored. With it, fuzzers reach the handshake's state machines
+/// without guessing a frame's checksum.
 fn framed(bytes: &[u8]) -> Decoder {
     let mut out = Vec::new();
     let mut rest = bytes;

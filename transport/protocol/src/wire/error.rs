@@ -20,21 +20,21 @@ pub enum WireError {
     /// Reserved bits are set, which only another version does.
     #[error("{what}: reserved bits are {bits:#x}, must be zero; the peer speaks another version")]
     Reserved {
-        /// Field with the reserved bits.
+        /// Name of the message with the reserved bits.
         what: &'static str,
-        /// Bits that are set.
+        /// The reserved bits as a number, not 0.
         bits: u64,
     },
-    /// The checksum in the header does not match header and body: damaged in transit.
+    /// The checksum in the header does not match header and body: the frame was damaged in transit.
     #[error(
         "control frame of kind {kind}: check {found:#010x}, computed {computed:#010x}; reconnect"
     )]
     Check {
         /// Kind in the damaged frame.
         kind: u16,
-        /// Check in the frame.
+        /// Checksum in the frame's header.
         found: u32,
-        /// Check computed from its bytes.
+        /// Checksum computed from the received header and body.
         computed: u32,
     },
     /// A field is longer or larger than its limit.
@@ -42,9 +42,9 @@ pub enum WireError {
     Limit {
         /// Name of the limited field.
         what: &'static str,
-        /// Size or number of the field.
+        /// Value of a numeric field, or length of another field in bytes or entries.
         value: u64,
-        /// Limit of the field.
+        /// Largest valid `value`.
         max: u64,
     },
     /// The frame is of a kind that does not belong here.
@@ -55,12 +55,12 @@ pub enum WireError {
         /// Kind that belongs here.
         expected: u16,
     },
-    /// The body is not a message of its kind.
+    /// The body is not a message of its kind, or a field has a value that is not allowed.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// Name of the message.
+        /// Name of the message or of its field.
         what: &'static str,
-        /// Defect of the message.
+        /// Defect of that message or field.
         why: &'static str,
     },
     /// A table's definition is invalid.
@@ -68,7 +68,7 @@ pub enum WireError {
     Spec(#[from] SpecError),
 }
 
-/// Checks that `value` is at most `max`; else [`WireError::Limit`] with `what` as the field's name.
+/// Checks that `value` is at most `max`; else returns [`WireError::Limit`] with `what` as the field's name.
 pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), WireError> {
     if value > max {
         return Err(WireError::Limit { what, value, max });
@@ -77,7 +77,7 @@ pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), Wi
 }
 
 /// Checks that `text` has at most `max` bytes and no control characters, so that it is fit for a log line; empty is
-/// valid. Else an error with `what` as the field's name.
+/// valid. Else returns [`WireError::Limit`] or [`WireError::Malformed`], with `what` as the field's name.
 pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     at_most(what, text.len() as u64, max as u64)?;
     if text.chars().any(char::is_control) {
@@ -89,7 +89,8 @@ pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result
     Ok(())
 }
 
-/// Checks that `text` has 1 to `max` bytes and no control characters. Else an error with `what` as the field's name.
+/// Checks that `text` has 1 to `max` bytes and no control characters. Else returns [`WireError::Limit`] or
+/// [`WireError::Malformed`], with `what` as the field's name.
 pub(crate) fn name_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     if text.is_empty() {
         return Err(WireError::Malformed {

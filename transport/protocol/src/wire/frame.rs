@@ -32,19 +32,19 @@ pub mod kind {
     pub const WELCOME: u16 = 4;
     /// Frame kind of a [`crate::wire::hello::Refused`], which ends a failed handshake.
     pub const REFUSED: u16 = 5;
-    /// Frame kind of a request to the coordinator.
+    /// Frame kind of a [`crate::wire::control::CoordinatorRequest`].
     pub const COORDINATOR_REQUEST: u16 = 16;
-    /// Frame kind of the coordinator's answer to a request.
+    /// Frame kind of a [`crate::wire::control::CoordinatorAnswer`].
     pub const COORDINATOR_ANSWER: u16 = 17;
-    /// Frame kind of a command of the coordinator to a server.
+    /// Frame kind of a [`crate::wire::control::Command`] of the coordinator to a server.
     pub const ORDER: u16 = 18;
-    /// Frame kind of a server's reply to a command of the coordinator.
+    /// Frame kind of a server's [`crate::wire::control::CommandReply`].
     pub const ORDER_ANSWER: u16 = 19;
-    /// Frame kind of a client's request to a server.
+    /// Frame kind of a client's [`crate::wire::control::ServerRequest`].
     pub const SERVER_REQUEST: u16 = 20;
-    /// Frame kind of a server's answer to a client.
+    /// Frame kind of a server's [`crate::wire::control::ServerAnswer`] to a client.
     pub const SERVER_ANSWER: u16 = 21;
-    /// Frame kind of a one-way notice of the coordinator or a server, which has no answer.
+    /// Frame kind of a [`crate::wire::control::Notice`], which has no answer.
     pub const NOTICE: u16 = 22;
 }
 
@@ -56,7 +56,8 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Returns the kind of the body, one of the constants of [`kind`].
+    /// Returns the kind of the body as the peer sent it. The decoder does not check that it is a constant of
+    /// [`kind`].
     pub const fn kind(&self) -> u16 {
         self.kind
     }
@@ -66,7 +67,7 @@ impl<'a> Frame<'a> {
         self.bytes.get(HEADER_BYTES..).unwrap_or_default()
     }
 
-    /// Returns header and body together as received: the input of the handshake's HMACs.
+    /// Returns header and body together as received, which the handshake's HMACs cover.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -118,7 +119,7 @@ pub fn append_with(
     Ok(())
 }
 
-/// Appends a control frame of this kind with the given body to `out`. On an error `out` is unchanged.
+/// Appends a control frame of kind `kind` with the given body to `out`. On an error `out` is unchanged.
 ///
 /// # Errors
 /// [`WireError::Limit`] if the body is over [`CONTROL_BYTES_MAX`].
@@ -132,13 +133,13 @@ pub fn append(out: &mut Vec<u8>, kind: u16, body: &[u8]) -> Result<(), WireError
 /// Incremental decoder that splits a received byte stream into control frames.
 ///
 /// # Invariants
-/// It never holds more than one header and one body of its limit. It reserves memory only for bytes
-/// that have arrived, whatever a header claims. After an error it stays in error: a stream with a lost
+/// It never holds more bytes than one header and the largest body that it accepts. It reserves memory only for
+/// bytes that have arrived, whatever a header claims. After an error it stays in error: a stream with a lost
 /// position is of no more use.
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that were returned.
+    /// Number of bytes at the start of `buffer` that were returned as frames.
     taken: usize,
     body_bytes_max: usize,
     failed: Option<WireError>,
@@ -162,8 +163,8 @@ impl Decoder {
         self.body_bytes_max = CONTROL_BYTES_MAX;
     }
 
-    /// Copies as many received bytes as fit into the buffer, and returns their number. If that is fewer than
-    /// given, even 0, call [`Self::next_frame`] until it gives none, then push the rest.
+    /// Copies as many received bytes as fit into the buffer, and returns their number. If fewer than given fit, even
+    /// 0, call [`Self::next_frame`] until it returns `None`, then push the rest.
     #[must_use = "bytes that were not taken must be pushed again"]
     pub fn push(&mut self, bytes: &[u8]) -> usize {
         if self.taken > 0 {
@@ -211,8 +212,9 @@ impl Decoder {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
     }
 
-    /// Returns the number of bytes that must at least be pushed until the next frame is complete: those of its header,
-    /// then those of its body. A caller that reads no more than these takes nothing of what follows the frame.
+    /// Returns the number of bytes that the next frame lacks: those of its header while that is incomplete, then
+    /// those of its body; 0 if the frame is complete. A caller that reads no more than these takes nothing of what
+    /// follows the frame. The length in the header is not checked here.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
         let frame_bytes = match u32_at(head, 4) {
@@ -235,8 +237,8 @@ impl Decoder {
     }
 }
 
-/// Returns the first complete frame of `bytes`; `None` if more bytes are needed. A wrong magic is an error as
-/// soon as it is seen, before the rest of the message arrives.
+/// Returns the frame at the start of `bytes`; `None` if more bytes are needed. A wrong magic is an error after 4
+/// bytes, and set flags or a body over `body_bytes_max` after the header, before the rest of the frame arrives.
 fn split(bytes: &[u8], body_bytes_max: usize) -> Result<Option<Frame<'_>>, WireError> {
     let Some(magic) = u32_at(bytes, 0) else {
         return Ok(None);

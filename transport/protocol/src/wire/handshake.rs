@@ -7,10 +7,10 @@
 //! Proof{HMAC("client", transcript)} ->
 //!                                  <-           Welcome{identity, HMAC("server", transcript)}, or Refused
 //! ```
-//! The HMACs are SHA-256 under the job's token. Each covers a label of its side and every byte sent
-//! before it in both directions, headers included. So a changed byte, a recorded handshake (both
-//! randoms are fresh) and an HMAC sent back to its maker (other label) all fail. Comparison is in
-//! constant time.
+//! The HMACs are SHA-256 under the job's token. Each covers a label of its side and all frames before its
+//! own in both directions, headers included; the server's also covers the identity in its own frame. So a
+//! changed byte, a recorded handshake (both randoms are fresh) and an HMAC sent back to its maker (other
+//! label) all fail. Comparison is in constant time.
 //!
 //! Until its proof verifies, a peer learns only a version mismatch or [`RefusalCode::Refused`]; the
 //! precise reason goes to the log of the refusing end. After that it receives the reason. What follows
@@ -102,32 +102,33 @@ pub enum HandshakeError {
     /// The bytes are not a message, or not the one that belongs here.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The peer's HMAC does not verify.
+    /// The peer's HMAC does not verify: the peer holds another token.
     #[error(
         "handshake: the peer does not hold this job's token; \
          check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
     )]
     PeerUnauthenticated,
-    /// The peer refused right after our proof: it took our HMAC for a wrong one.
+    /// The server refused without a reason right after this client's proof: the HMAC did not verify there.
     #[error(
         "handshake: the peer does not take this process's job token; \
          check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
     )]
     TokenRefused,
-    /// This end refuses a peer that holds the token.
+    /// This end refuses a peer that holds the token. A server has appended the refusal for the peer; a client sends
+    /// none.
     #[error("handshake: refused a {role:?} of rank {rank}: {refusal}")]
     Rejected {
-        /// Reason that the peer receives.
+        /// Reason why this end refuses the peer.
         refusal: Refusal,
         /// Role of the peer.
         role: Role,
-        /// Rank or number of the peer.
+        /// Rank or number of the peer in that role; [`RANK_ANY`](super::hello::RANK_ANY) if it asked for one.
         rank: u32,
     },
-    /// The peer refuses this end.
+    /// The server refuses this client, for this reason.
     #[error("handshake: the peer says: {0}")]
     RefusedByPeer(Refusal),
-    /// A message arrived after the end.
+    /// A frame was handed to a handshake that has succeeded or failed before.
     #[error("handshake: it is over; this is a defect of the caller")]
     Over,
 }
@@ -171,11 +172,13 @@ impl ClientHandshake {
         })
     }
 
-    /// Handles the next frame of the server and appends the answer, if there is one, to `out`, for the caller to send.
-    /// `Some`: both ends are authenticated and the handshake is over. `None`: a further frame must follow.
+    /// Handles the next frame of the server and appends the answer, if there is one, to `out`, for the caller to
+    /// send. `Some`: both ends are authenticated, ids and features match, and the handshake is over. `None`: a
+    /// further frame must follow.
     ///
     /// # Errors
-    /// [`HandshakeError`]: the caller closes the connection. Nothing is to be sent, and each further call fails too.
+    /// [`HandshakeError`]: the caller closes the connection. `out` is unchanged, and each further call fails with
+    /// [`HandshakeError::Over`].
     pub fn step(
         &mut self,
         frame: Frame<'_>,
@@ -232,10 +235,11 @@ impl ClientHandshake {
     }
 }
 
-/// Set of namespaces (jobs) that a listening process accepts.
+/// Set of namespaces (jobs) from which a listening process accepts workers and observers. Other roles belong to no
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespaces {
-    /// Every namespace, kept apart by name.
+    /// Every namespace.
     Any,
     /// Only the namespaces listed here.
     Only(Vec<String>),
@@ -249,17 +253,17 @@ pub struct ServerPolicy {
     pub token: JobToken,
     /// Features that this end offers and requires.
     pub features: Features,
-    /// Ids of this process; none of the three is 0.
+    /// Ids of this process; the caller makes none of the three 0, which stands for "unknown".
     pub ids: Ids,
     /// Role of this process.
     pub role: Role,
     /// Number of this process in its role.
     pub number: u32,
-    /// Namespaces that it serves.
+    /// Namespaces that this process serves.
     pub namespaces: Namespaces,
     /// Roles admitted for control connections.
     pub control_roles: Roles,
-    /// Roles admitted for lanes: workers on servers, none on the coordinator.
+    /// Roles admitted for lanes: workers and observers on servers, none on the coordinator.
     pub lane_roles: Roles,
     /// Whether control connections may query the ids by sending 0: true on a coordinator, where a
     /// process learns the ids. Lanes never may.
@@ -267,8 +271,8 @@ pub struct ServerPolicy {
 }
 
 impl ServerPolicy {
-    /// Returns the first reason to refuse the authenticated sender of `hello`: ids, namespace, role or features. `None`
-    /// if the policy admits it.
+    /// Returns the first reason to refuse the authenticated sender of `hello`: ids, namespace (of workers and
+    /// observers only), role or features. `None` if the policy admits the sender.
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         let is_control = hello.purpose == Purpose::Control;
         let roles = if is_control {
@@ -323,13 +327,13 @@ impl ServerHandshake {
     }
 
     /// Handles the next frame of the client and appends the answer to `out`, a refusal included, for the caller to
-    /// send. `Some`: the peer holds the token, the policy admits it, and the handshake is over. `None`: a further frame
-    /// must follow. `admit` runs last and may still refuse, with a reason that the peer receives (an unknown session,
-    /// say).
+    /// send. `Some`: the client's hello; the client holds the token, the policy and `admit` accept it, and the
+    /// handshake is over. `None`: a further frame must follow. `admit` runs last, only for a client that the policy
+    /// admits, and may still refuse, with a reason that the client receives (an unknown session, say).
     ///
     /// # Errors
     /// [`HandshakeError`] for this end's log; the caller sends `out`, which has the refusal, then closes the
-    /// connection.
+    /// connection. Each further call returns [`HandshakeError::Over`] and appends nothing.
     pub fn step(
         &mut self,
         policy: &ServerPolicy,
@@ -476,8 +480,9 @@ const fn unexpected(found: u16, expected: u16) -> HandshakeError {
     HandshakeError::Wire(WireError::Kind { found, expected })
 }
 
-/// Compares the ids that the client expects (`meant`) with those of the listening process (`here`). `None` if they
-/// match, else a refusal with the first difference. An expected id of 0 matches any value if `may_ask`.
+/// Compares the ids that the client expects (`meant`) with those of the listening process (`here`), in the order
+/// cluster, epoch, incarnation. `None` if they match, else a refusal with the first difference. An expected id of 0
+/// matches any value if `may_ask`.
 fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
     let pairs = [
         (RefusalCode::WrongCluster, meant.cluster.0, here.cluster.0),

@@ -29,10 +29,10 @@ use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
 
 /// Bytes of a random value of the handshake, and of an HMAC-SHA256.
 pub const RANDOM_BYTES: usize = 32;
-/// Value of a hello's rank by which a process asks the coordinator to assign it one (a worker's rank, a server's
-/// number).
+/// Value of a hello's rank by which a process asks the coordinator to assign it one (a worker's or observer's rank,
+/// a server's number). Also the value of a process that needs none ([`Role::Admin`]).
 pub const RANK_ANY: u32 = u32::MAX;
-/// Name of the namespace of a cluster that was started for one job.
+/// Name of the namespace of a cluster that was started for one job. Processes that belong to no job send it too.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
 const HELLO_BYTES: usize = 176;
@@ -50,9 +50,10 @@ pub enum Role {
     Server = 2,
     /// The process that keeps membership and catalogue.
     Coordinator = 3,
-    /// An administrative command such as `tidewater status`.
+    /// An administrative command such as `tidewater status`, a launched process that has no number yet, or the
+    /// holder of a server.
     Admin = 4,
-    /// A process that links the client, reads, and is no member of a clock.
+    /// A process that links the client, only reads, and is a member of no clock.
     Observer = 5,
 }
 
@@ -74,7 +75,7 @@ impl Role {
     }
 }
 
-/// Set of process roles, as a bit mask by code.
+/// Set of process roles, as a bit mask: bit `n` is the role of code `n`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles(u8);
 
@@ -95,7 +96,7 @@ impl Roles {
 pub enum Purpose {
     /// The connection carries control messages.
     Control,
-    /// One lane of a session: after the handshake the connection belongs to its applier.
+    /// One lane of a session: after the handshake the connection belongs to the lane's applier.
     Lane {
         /// Session of the lane.
         session: SessionId,
@@ -107,14 +108,14 @@ pub enum Purpose {
 }
 
 /// Identity of a listening process: its cluster, the cluster's epoch, and the start of the process. A client
-/// sends the values that it expects; 0 means "unknown", which only a coordinator accepts.
+/// sends the values that it expects; 0 means "unknown", which only a coordinator accepts, on a control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ids {
     /// Random number of the cluster.
     pub cluster: ClusterId,
     /// Epoch of the cluster: one more with each change of the servers.
     pub epoch: u64,
-    /// Incarnation of the process at the other end.
+    /// Incarnation of the listening process.
     pub incarnation: Incarnation,
 }
 
@@ -129,12 +130,12 @@ pub struct Features {
 }
 
 impl Features {
-    /// Feature bit of a coordinator that journals its state. A peer that loses the connection waits for the
-    /// coordinator's restart in place of failing.
+    /// Feature bit that a coordinator offers if it journals its state. A peer that loses the connection then waits
+    /// for the coordinator's restart in place of failing.
     pub const RESUMES: u64 = 1;
 
-    /// Returns the feature bits that this end requires and `other` does not offer, or the reverse; 0 if the ends are
-    /// compatible.
+    /// Returns the feature bits that either end (`self`, `other`) requires and the opposite one does not offer; 0 if
+    /// the ends are compatible.
     pub const fn missing(self, other: Self) -> u64 {
         (self.required & !other.offered) | (other.required & !self.offered)
     }
@@ -153,11 +154,11 @@ pub struct Hello {
     pub features: Features,
     /// Ids that the client expects at the other end.
     pub ids: Ids,
-    /// Job among those on one service; 1 to 64 bytes.
+    /// Name of the client's job on the service; 1 to 64 bytes without control characters.
     pub namespace: String,
     /// Role of the client.
     pub role: Role,
-    /// Rank of the client in that role, or [`RANK_ANY`].
+    /// Rank or number of the client in its role, or [`RANK_ANY`].
     pub rank: u32,
     /// Purpose of the connection.
     pub purpose: Purpose,
@@ -175,7 +176,7 @@ impl Hello {
     /// Appends the 176 bytes of the message's body to `out`.
     ///
     /// # Errors
-    /// The namespace is empty, too long, or holds control characters.
+    /// The namespace is empty, too long, or holds control characters. `out` is unchanged.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
         name_at_most("namespace", &self.namespace, NAMESPACE_BYTES_MAX)?;
         let (purpose, session, nonce, applier) = match self.purpose {
@@ -210,7 +211,7 @@ impl Hello {
     /// version.
     ///
     /// # Errors
-    /// It is not a hello of this version.
+    /// `body` is not a hello of this version.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("hello", body, HELLO_BYTES)?;
         r.version()?;
@@ -271,7 +272,7 @@ impl Challenge {
     /// Decodes the body of a challenge of this protocol version.
     ///
     /// # Errors
-    /// It is not a challenge of this version.
+    /// `body` is not a challenge of this version.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("challenge", body, CHALLENGE_BYTES)?;
         r.version()?;
@@ -279,10 +280,10 @@ impl Challenge {
     }
 }
 
-/// Third message of the handshake, from the client: its HMAC over the transcript so far.
+/// Third message of the handshake, from the client: its HMAC over the frames of hello and challenge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// HMAC-SHA256 over the transcript.
+    /// HMAC-SHA256 under the job's token, over the client's label and the frames of hello and challenge.
     pub mac: [u8; RANDOM_BYTES],
 }
 
@@ -290,7 +291,7 @@ impl Proof {
     /// Decodes the body of a proof, 32 bytes.
     ///
     /// # Errors
-    /// It has another length.
+    /// `body` has another length.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("proof", body, RANDOM_BYTES)?;
         Ok(Self { mac: r.array()? })
@@ -305,20 +306,21 @@ pub struct Welcome {
     pub features: Features,
     /// Ids of the server.
     pub ids: Ids,
-    /// Role of the process.
+    /// Role of the server end: a server or the coordinator.
     pub role: Role,
     /// Number of the process in that role.
     pub number: u32,
-    /// HMAC-SHA256 over the transcript and the bytes before it.
+    /// HMAC-SHA256 under the job's token, over the server's label, the three frames before and the body's other
+    /// bytes.
     pub mac: [u8; RANDOM_BYTES],
 }
 
 impl Welcome {
-    /// Bytes at the start of the body that the HMAC covers: all but the HMAC itself.
+    /// Number of bytes at the start of the body that the HMAC covers: all but the HMAC itself.
     pub const AUTHENTICATED_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
 
-    /// Appends the part of the body that the HMAC covers to `out`. The caller computes the HMAC over it and appends
-    /// that.
+    /// Appends the part of the body that the HMAC covers to `out`. `mac` is not used: the caller computes the HMAC
+    /// and appends it.
     pub fn encode_authenticated(&self, out: &mut Vec<u8>) {
         let Ids {
             cluster,
@@ -334,7 +336,7 @@ impl Welcome {
     /// Decodes the body of a welcome of this protocol version. The HMAC is not verified here.
     ///
     /// # Errors
-    /// It is not a welcome of this version.
+    /// `body` is not a welcome of this version.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("welcome", body, WELCOME_BYTES)?;
         let (features, ids) = (r.features()?, r.ids()?);
@@ -351,7 +353,7 @@ impl Welcome {
     }
 }
 
-/// Message of the handshake by which the server refuses it, with the version of the server. It is not
+/// Message by which the server refuses and ends the handshake, with the version of the server. It is not
 /// authenticated: an attacker that can forge it can cut the connection as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
@@ -362,7 +364,8 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Appends the message's body to `out`; a text of over 256 bytes is truncated.
+    /// Appends the message's body to `out`; a text of over 256 bytes is truncated to at most 256, between
+    /// characters.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let text = &self.refusal.text;
         let text = &text[..text.floor_char_boundary(HANDSHAKE_TEXT_BYTES_MAX)];
@@ -373,10 +376,11 @@ impl Refused {
         out.extend_from_slice(text.as_bytes());
     }
 
-    /// Decodes the body of a refusal of any protocol version.
+    /// Decodes the body of a refusal of any protocol version. A code that this version does not know becomes
+    /// [`RefusalCode::Unknown`].
     ///
     /// # Errors
-    /// It is not a refusal.
+    /// `body` is not a refusal.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let (head, text) = body.split_at_checked(REFUSED_BYTES).unwrap_or((body, &[]));
         let mut r = Reader::new("refused", head, REFUSED_BYTES)?;

@@ -1,8 +1,8 @@
 //! Control messages of a connection, before and in parallel to the data.
 //!
-//! Everything here is pure, with two adapters at the end. Bytes go in; messages, bytes to send or typed
-//! errors come out. There is no socket, clock or random source. Every decoder is total: no input
-//! panics, indexes out of range, or makes it hold more memory than its limit.
+//! Everything here is pure. Bytes go in; messages, bytes to send or typed errors come out. There is no socket,
+//! clock or random source. Every decoder is total: no input makes it panic, index out of range, or hold more
+//! memory than its limit.
 //!
 //! | module | holds |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | [`spec`] | `TableSpec::validate` |
 //! | [`control`] | requests, answers, commands, notices |
 //! | [`peer`] | [`peer::ControlPeer`]: a connection's buffers for an event loop |
-//! | [`decoders`] | the list of all decoders, which the fuzzers read |
+//! | [`decoders`] | the list of the decoders of these modules, which the fuzzers read |
 
 pub mod control;
 pub mod decoders;

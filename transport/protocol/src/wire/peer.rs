@@ -20,25 +20,25 @@ use crate::limits::{CONTROL_QUEUE_BYTES_MAX, SERVER_QUEUE_BYTES_MAX};
 /// Event of a control connection: the end of its handshake, or a received message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PeerEvent<'a> {
-    /// The peer is authenticated and admitted; comes once, before all messages. After the hello of a
-    /// lane, take [`ControlPeer::into_buffers`]: the connection then belongs to its applier.
+    /// The peer with this hello is authenticated and admitted; comes once, before all messages. If the purpose of
+    /// the hello is a lane, call [`ControlPeer::into_buffers`]: the connection then belongs to the lane's applier.
     Admitted(Hello),
     /// A frame of an authenticated peer, for [`control::decode`].
     Message(Frame<'a>),
 }
 
 /// Listening end of one control connection inside an event loop: handshake state and buffers, without the
-/// socket. Bounded: it holds at most one unread frame, and [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes, or
-/// [`SERVER_QUEUE_BYTES_MAX`] for a server.
+/// socket. Bounded: it holds at most the bytes of one largest frame unread, and [`CONTROL_QUEUE_BYTES_MAX`] bytes
+/// unsent, or [`SERVER_QUEUE_BYTES_MAX`] to a peer that this type has admitted as a server.
 #[derive(Debug)]
 pub struct ControlPeer {
     decoder: Decoder,
     /// `None` once the handshake is over.
     handshake: Option<ServerHandshake>,
     outgoing: Vec<u8>,
-    /// Bytes of `outgoing` that are sent.
+    /// Number of bytes at the start of `outgoing` that are sent.
     sent: usize,
-    /// Most bytes of `outgoing`.
+    /// Most bytes of `outgoing` after [`Self::queue`].
     queue_max: usize,
 }
 
@@ -56,7 +56,8 @@ impl ControlPeer {
     }
 
     /// Creates the state of a connection on which the handshake was finished elsewhere. `decoder` is the one that
-    /// received it: it may hold bytes that follow, and its limit is already raised.
+    /// received the handshake: it may hold bytes that follow, and the caller has raised its limit with
+    /// [`Decoder::trust`].
     pub const fn authenticated(decoder: Decoder) -> Self {
         Self {
             decoder,
@@ -72,15 +73,16 @@ impl ControlPeer {
         self.handshake.is_none()
     }
 
-    /// Copies as many received bytes as fit into the buffer, and returns their number. Call [`Self::next`]
-    /// until it has no more events, then feed the rest.
+    /// Copies as many received bytes as fit into the buffer, and returns their number, which may be 0. Call
+    /// [`Self::next`] until it returns `None`, then feed the rest.
     #[must_use = "bytes that were not taken must be fed again"]
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         self.decoder.push(bytes)
     }
 
-    /// Returns the next event of the received bytes; `None` until more are fed. `admit` is called for a peer that holds
-    /// the token, and may still refuse it with a reason that the peer receives.
+    /// Returns the next event of the received bytes; `None` until more are fed. Appends the answers of the handshake
+    /// to [`Self::outgoing`]. `admit` is called once, for a peer that holds the token and that `policy` admits, and
+    /// may still refuse it with a reason that the peer receives.
     ///
     /// # Errors
     /// The handshake failed, or the stream is damaged. The caller writes [`Self::outgoing`], which may hold a refusal,
@@ -106,8 +108,8 @@ impl ControlPeer {
         Ok(self.decoder.next_frame()?.map(PeerEvent::Message))
     }
 
-    /// Returns the next message of the received bytes; `None` until more are fed, and always before the handshake is
-    /// over: it is [`Self::next`] that handles the handshake.
+    /// Returns the next message of the received bytes; `None` until more are fed. Always `None` before the handshake
+    /// is over, which only [`Self::next`] handles.
     ///
     /// # Errors
     /// The stream is damaged; the caller disconnects.
@@ -122,8 +124,8 @@ impl ControlPeer {
     /// request of this end, and 0 for a notice.
     ///
     /// # Errors
-    /// [`WireError::Limit`] if the queue is full because the peer does not read: disconnect it.
-    /// Otherwise a field of the message is over its limit. The queue is unchanged.
+    /// [`WireError::Limit`] if the queue is full because the peer does not read: disconnect it. Also those of
+    /// [`control::encode`], for an invalid message. The unsent bytes are unchanged.
     pub fn queue<M: Message>(&mut self, id: u64, message: &M) -> Result<(), WireError> {
         if self.sent > 0 {
             self.outgoing.drain(..self.sent);

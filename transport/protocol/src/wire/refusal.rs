@@ -50,54 +50,57 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The only reason that an unauthenticated peer receives.
+    /// The only reason that an unauthenticated peer receives, except [`RefusalCode::Version`].
     Refused = 1, "refused", "check that both ends were given the same job token (TIDEWATER_TOKEN_FILE)";
     /// Numbers: version of the refusing end, version of the other.
     Version = 2, "the two ends speak different protocol versions", "install the same release on both ends";
-    /// Numbers: features required and not offered.
+    /// Numbers: bit mask of the features that one end requires and the other does not offer.
     Features = 3, "a required feature is missing at the other end", "install the same release, built with the same cargo features, on both ends";
     /// Numbers: cluster asked for, cluster here.
     WrongCluster = 4, "the peer belongs to another cluster", "check the coordinator's address (TIDEWATER_COORDINATOR)";
     /// Numbers: epoch asked for, epoch here.
     WrongEpoch = 5, "the peer's view of the membership is out of date", "ask the coordinator for the members and connect again";
-    /// Numbers: incarnation asked for, incarnation here.
+    /// Numbers: incarnation that the peer asked for or used, incarnation now; both 0 if not stated.
     WrongIncarnation = 6, "the server was restarted since the peer learned of it", "ask the coordinator for the members and attach again";
-    /// The namespace is not served here.
+    /// The namespace is not served here. The text is its name.
     WrongNamespace = 7, "the namespace is not served here", "check the namespace that the job was started with";
-    /// Numbers: code of the role.
+    /// Numbers: wire code of the peer's role.
     RoleNotAllowed = 8, "the role may not connect here", "workers join through the coordinator and attach to servers; check the address";
     /// Numbers: session asked for.
     UnknownSession = 9, "no such session", "attach again";
     /// Numbers: applier asked for, appliers here.
     UnknownApplier = 10, "no such applier", "ask the coordinator for the members and attach again";
-    /// Numbers: the rank asked for.
+    /// Another process has the rank, or the cluster has no such server number. Numbers: the rank or number asked
+    /// for.
     RankTaken = 11, "another live process has this rank", "start each rank once";
-    /// Numbers: the current count, the limit.
+    /// Numbers: the count that exists or is needed, the limit; for a launch the limits of servers and of workers.
     TooMany = 12, "the limit is reached", "use fewer of them, or raise the limit where it is settable";
     /// No table of this number or name. Numbers: number of the table; 0 if it was asked for by name, or is missing in
     /// the memory of the previous server process.
     UnknownTable = 13, "no such table", "create it, or check the name and the namespace";
     /// Numbers: number of the table.
     TableReleased = 14, "the table was released", "create it again under a name of its own";
-    /// The name exists with another definition. Numbers: table id.
+    /// The name exists with another definition. Numbers: table id; 0 if the request loads a model.
     TableDiffers = 15, "a table of this name exists with another definition", "open it, or use another name";
     /// The table's definition is invalid.
     BadSpec = 16, "the table's definition is refused", "correct the field that is named";
-    /// Numbers: how many ranks are missing.
+    /// Numbers: at a barrier the first four of the missing ranks; the seconds of a save's time limit; else 0.
     Timeout = 17, "not everybody came in time", "look at the ranks that are named, or wait longer";
-    /// Numbers: bytes asked for, bytes free.
+    /// Numbers: bytes asked for; 0 if not known.
     OutOfMemory = 18, "the server's memory is used up", "start servers with more memory, or more servers";
-    /// An operating system call failed. Numbers: errno.
+    /// An operating system call failed. Numbers: errno; 0 if not known.
     Io = 19, "an operation of the operating system failed", "see the text";
-    /// The request is well formed and invalid in this state.
+    /// The request is well formed and invalid in this state. The text explains the numbers, if there are any.
     BadRequest = 20, "the request makes no sense here", "report it: the client and the server disagree";
-    /// A peer failed and the job's policy is to end. Numbers: its rank.
+    /// A worker, server or launched process failed, which the request or the whole job cannot survive. Numbers: the
+    /// rank or server number of that process; 0 if not known or if several failed.
     PeerFailed = 21, "another process of the job failed", "look at its output";
     /// The cluster is being shut down.
     ShuttingDown = 22, "the cluster is shutting down", "nothing to do";
-    /// Numbers: bytes asked for, least, most.
+    /// Numbers: bytes asked for.
     BadRing = 23, "the ring's size is refused", "use a power of two within the limits";
-    /// The transport is not offered here. Numbers: its code.
+    /// The transport is not offered here. Numbers: position of the transport in [`super::control::Transport`], from
+    /// 0.
     BadTransport = 24, "the transport is not offered here", "choose another with TIDEWATER_TRANSPORT";
     /// A saved model is damaged or of another version.
     BadCheckpoint = 25, "the saved model cannot be read", "see the text; restore it from another copy";
@@ -105,7 +108,8 @@ codes! {
     BadFunction = 26, "the function cannot be loaded", "see the text";
     /// An observer asked for a change. Numbers: number of the observer.
     Observer = 27, "an observer only reads", "join as a worker";
-    /// A checkpoint extends another one, and the server has not noted all changes since. Numbers: number of the table.
+    /// A checkpoint extends an earlier one, and the server has not noted all changes since the earlier one. Numbers:
+    /// number of the table.
     ChangesUnknown = 28, "the changes since the checkpoint before are not known", "nothing to do: the next checkpoint holds all rows";
 }
 
@@ -123,12 +127,12 @@ pub struct Refusal {
     pub code: RefusalCode,
     /// Details in words; may be empty.
     pub text: String,
-    /// Numbers that the code documents; zero elsewhere.
+    /// Numbers that the variant of `code` documents, from index 0; the rest is zero.
     pub numbers: [u64; 4],
 }
 
 impl Refusal {
-    /// Returns a refusal with an empty text; `numbers` are those that the code documents.
+    /// Returns a refusal with an empty text; `numbers` are those that the variant of `code` documents.
     pub const fn new(code: RefusalCode, numbers: [u64; 4]) -> Self {
         Self {
             code,
@@ -137,8 +141,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the refusal with `text`, in a form that can be sent: control characters become spaces, and it is
-    /// truncated at [`TEXT_BYTES_MAX`] bytes.
+    /// Replaces the refusal's text with `text`, in a form that can be sent: control characters become spaces, and
+    /// the text is truncated to at most [`TEXT_BYTES_MAX`] bytes, between characters.
     #[must_use]
     pub fn with_text(mut self, text: impl fmt::Display) -> Self {
         let mut clean: String = text

@@ -31,7 +31,7 @@ pub enum SpecError {
         /// Elements of a row.
         dim: u64,
     },
-    /// A row does not fit a frame.
+    /// A row of a table without blocks does not fit a frame.
     #[error(
         "rows of {bytes} bytes: at most {ROW_BYTES_MAX} fit a frame; use layout blocks or fewer elements"
     )]
@@ -39,7 +39,7 @@ pub enum SpecError {
         /// Payload bytes of a row.
         bytes: usize,
     },
-    /// A dense table has no or too many rows.
+    /// A dense table has no rows, or too many bytes in all rows.
     #[error(
         "{rows} rows of {row_bytes} bytes: give at least one row and at most {DENSE_BYTES_MAX} bytes in all"
     )]
@@ -69,13 +69,13 @@ pub enum SpecError {
         /// Number of versions asked for.
         versions: u32,
     },
-    /// Gradients need a floating-point element type.
+    /// Optimizers and random initial values need a floating-point element type.
     #[error("optimizers and random initialisers need f32 or f64 elements, not {dtype:?}")]
     NeedsFloat {
         /// Element type of the table.
         dtype: DType,
     },
-    /// A number of the optimizer or the initialiser is out of its range.
+    /// A number of the optimizer, its gradient options or the initialiser is out of its range.
     #[error("{name} is {value}: must be {range}")]
     Parameter {
         /// Name of the parameter that is out of range.
@@ -85,7 +85,7 @@ pub enum SpecError {
         /// Valid range of the parameter.
         range: &'static str,
     },
-    /// A rule cannot become another one, which has other state.
+    /// A table's rule cannot become another one, which has other state; a table without a rule cannot change it.
     #[error("the table's rule is {table} and cannot become {given}; give {table} with new numbers")]
     OtherRule {
         /// Name of the table's rule.
@@ -99,16 +99,16 @@ pub enum SpecError {
         /// Name of the rule or option.
         what: &'static str,
     },
-    /// Staleness on a table that applies gradients at the tick.
+    /// Scaling by staleness is set on a table that applies gradients at the tick.
     #[error(
         "by_staleness is set on a table that applies pushes at the tick, where no gradient is \
          older than another; apply them on arrival, or leave it out"
     )]
     StalenessAtTick,
-    /// Options of gradients on a table without gradients.
+    /// Options of gradients are set on a table without an optimizer.
     #[error("options of gradients are set on a table without an optimizer; set one, or no options")]
     OptionsWithoutRule,
-    /// A rule with a weight decay of its own has another one in its options.
+    /// The rule AdamW has a weight decay of its own, and the gradient options have another one.
     #[error("AdamW has a weight_decay of its own: set that, or the option weight_decay on Adam")]
     TwoDecays,
     /// The rule has no accumulator that could start above 0.
@@ -119,7 +119,7 @@ pub enum SpecError {
         /// Name of the rule.
         rule: &'static str,
     },
-    /// Options of keys on a table that is not sparse.
+    /// Options of keys are set on a table that is not sparse.
     #[error(
         "{what} is set on a dense table, of which all rows exist; use a sparse table, or leave it out"
     )]
@@ -127,13 +127,13 @@ pub enum SpecError {
         /// Name of the option.
         what: &'static str,
     },
-    /// Admission on a table that applies pushes at the tick.
+    /// Admission of keys is set on a table that applies pushes at the tick.
     #[error(
         "admit_after is set on a table that applies pushes at the tick, which cannot drop a push that \
          it has acknowledged; apply them on arrival, or leave it out"
     )]
     AdmissionAtTick,
-    /// An option with state that does not outlive a server process, on a table that does.
+    /// A warm table has an option with state that does not outlive a server process.
     #[error(
         "durability is warm and {what} is set; its state does not outlive the process of a server: leave one \
          of them out"
@@ -176,7 +176,7 @@ pub enum SpecError {
          give one of these, or start more servers"
     )]
     PartitionServer {
-        /// First partition with such a server.
+        /// First partition with a server that does not exist.
         partition: PartitionId,
         /// Number of the server in the list.
         server: ServerId,
@@ -200,24 +200,25 @@ pub enum SpecError {
          leave the list out"
     )]
     NoPartitionStarts,
-    /// The partitions of a sparse table have no first row.
+    /// Starts of partitions are set on a sparse table, which has none.
     #[error(
         "partition_starts is set on a sparse table; a hash spreads its keys: use a dense table, or leave it out"
     )]
     StartsOfSparse,
-    /// A partition does not begin behind the one before it, or not in the table.
+    /// The first partition does not begin at 0, a later one does not begin behind the start before it, or one does
+    /// not begin before the end of the table.
     #[error(
         "partition_starts begins partition {partition} at {start}: the first partition begins at 0, each other one \
          behind the start before it, this one at {least} or above, and all below {end}, where the table ends"
     )]
     PartitionStart {
-        /// First partition with such a start.
+        /// First partition with a wrong start.
         partition: PartitionId,
-        /// Start of the partition in the list.
+        /// Start of this partition in the list: a row or element.
         start: u64,
         /// Least valid start of this partition.
         least: u64,
-        /// Rows or elements of the table.
+        /// Number of rows (tables by rows) or elements (range tables) of the table.
         end: u64,
     },
     /// A partition of a range table begins inside a block.
@@ -228,19 +229,20 @@ pub enum SpecError {
     PartitionInBlock {
         /// First partition with such a start.
         partition: PartitionId,
-        /// Start of the partition in the list.
+        /// Start of this partition in the list, an element.
         start: u64,
-        /// Elements of a block.
+        /// Number of elements of a block.
         unit: u64,
     },
 }
 
 impl TableSpec {
-    /// Checks the definition of a table against all limits. The client calls it before it sends the definition,
-    /// and each receiver calls it again.
+    /// Checks the complete definition of a table against all limits; [`PARTITIONS_AUTO`] partitions are invalid.
+    /// Sender and receivers of a table's description call it; for a request to create one see
+    /// [`TableSpec::validate_request`].
     ///
     /// # Errors
-    /// The first invalid field.
+    /// The first defect that is found.
     pub fn validate(&self) -> Result<(), SpecError> {
         let bytes = self.name.len();
         if bytes == 0 || bytes > TABLE_NAME_BYTES_MAX || self.name.chars().any(char::is_control) {
@@ -278,7 +280,7 @@ impl TableSpec {
         self.validate_partition_starts()
     }
 
-    /// Number of partitions that the list of their servers, or else that of their starts has; `None` without lists.
+    /// Returns the length of `partition_servers`, or without it of `partition_starts`; `None` without both lists.
     /// Saturates at `u32::MAX`.
     pub fn listed_partitions(&self) -> Option<u32> {
         let servers = self.partition_servers.as_ref().map(Vec::len);
@@ -287,7 +289,8 @@ impl TableSpec {
         Some(u32::try_from(listed).unwrap_or(u32::MAX))
     }
 
-    /// Checks that a cluster of `servers` servers has every server of [`TableSpec::partition_servers`].
+    /// Checks that a cluster of `servers` servers has every server of [`TableSpec::partition_servers`]. Without that
+    /// list there is nothing to check.
     ///
     /// # Errors
     /// [`SpecError::PartitionServer`] with the first partition that has a server number of `servers` or more.
@@ -304,7 +307,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks that the starts of partitions are one for each, ascend from 0, are in the table, and at borders of blocks.
+    /// Checks that `partition_starts`, if set, has one start for each partition, that the starts ascend strictly
+    /// from 0, are in the table and at borders of blocks, and that the table is dense.
     fn validate_partition_starts(&self) -> Result<(), SpecError> {
         let Some(starts) = &self.partition_starts else {
             return Ok(());
@@ -357,12 +361,12 @@ impl TableSpec {
         self.check_servers(SERVERS_MAX)
     }
 
-    /// Checks a definition in a request to create a table: as [`TableSpec::validate`], but the number of
-    /// partitions may be [`PARTITIONS_AUTO`]: the length of `partition_servers` or `partition_starts`, or without these
-    /// lists for the coordinator to select.
+    /// Checks a definition in a request to create a table as [`TableSpec::validate`] does, but the number of
+    /// partitions may be [`PARTITIONS_AUTO`]. It then stands for the length of `partition_servers` or
+    /// `partition_starts`; without these lists the coordinator selects the number. Changes nothing.
     ///
     /// # Errors
-    /// As [`TableSpec::validate`].
+    /// The first defect that is found.
     pub fn validate_request(&self) -> Result<(), SpecError> {
         if self.partitions != PARTITIONS_AUTO {
             return self.validate();
@@ -453,7 +457,8 @@ impl TableSpec {
     /// hyper-parameters in range. Changes nothing.
     ///
     /// # Errors
-    /// [`SpecError::OtherRule`] for another rule, [`SpecError::Parameter`] for the first hyper-parameter out of range.
+    /// [`SpecError::OtherRule`] for another rule, and always for a table without an optimizer.
+    /// [`SpecError::Parameter`] for the first hyper-parameter out of range.
     pub fn check_change(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
         let same = std::mem::discriminant(optimizer) == std::mem::discriminant(&self.optimizer);
         if !same || *optimizer == Optimizer::None {
@@ -465,7 +470,8 @@ impl TableSpec {
         self.check_optimizer(optimizer)
     }
 
-    /// Checks that the gradient options are in range, and have a meaning for this rule and shape.
+    /// Checks that the gradient options are in range, and that they and the rule have a meaning for this table: its
+    /// optimizer, its time of application and its shape.
     fn validate_options(&self) -> Result<(), SpecError> {
         let (options, rule) = (&self.gradient, &self.optimizer);
         if let Some(bad) = options.out_of_range(self.dtype) {
@@ -501,7 +507,7 @@ impl TableSpec {
         }
     }
 
-    /// Whether this is a snapshot table: a range table with several versions.
+    /// Whether this is a snapshot table: a range table that keeps several versions of its data.
     const fn is_snapshot(&self) -> bool {
         matches!(
             self.shape,
@@ -564,8 +570,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks that `value` can be stored in the table's element type; else [`SpecError::Parameter`], with `name` as the
-    /// field's name.
+    /// Checks that `value` is in the range of the table's element type, for integers a whole number, of at most 53
+    /// bits for `i64`. Else returns [`SpecError::Parameter`], with `name` as the field's name.
     fn element(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         match self.dtype {
             DType::F32 => holds(
@@ -584,8 +590,8 @@ impl TableSpec {
         }
     }
 
-    /// Checks that `value` is at least 0 and can be stored in the table's element type; else [`SpecError::Parameter`],
-    /// with `name` as the field's name.
+    /// Checks that `value` is at least 0 and valid for the table's element type; else returns
+    /// [`SpecError::Parameter`], with `name` as the field's name.
     fn not_negative(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         self.element(name, value)?;
         holds(name, value, value >= 0.0, "at least 0")

@@ -25,8 +25,8 @@ use crate::wire::error::{at_most, name_at_most, text_at_most};
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
-/// First request of a worker or server to the coordinator: asks for membership. Role, rank and namespace of the
-/// process are those of its handshake.
+/// Request of a worker, observer or server to the coordinator for membership, once on a connection. Role, rank and
+/// namespace of the process are those of its handshake. What the fields say of a worker holds for an observer too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// Host name of the process, for people.
@@ -35,18 +35,20 @@ pub struct Join {
     pub host_id: String,
     /// Process id on that host.
     pub pid: u32,
-    /// Incarnation of a server; of a worker a random number, by which it is known again when it returns
-    /// to a coordinator that was restarted.
+    /// Incarnation of a server; of a worker a random number, by which a restarted coordinator knows the worker again
+    /// when it returns.
     pub incarnation: Incarnation,
     /// Addresses where a server listens; both empty of a worker.
     pub endpoints: Endpoints,
     /// Applier threads of a server; 0 of a worker.
     pub appliers: u16,
-    /// Workers of a worker's job, 0 if it does not know; of a server 0.
+    /// Number of workers in the job of a worker, 0 if the worker does not know it; 0 of a server.
     pub workers: u32,
-    /// Successors that the holder of a server starts if a signal ends it; 0 of a worker.
+    /// Number of times that the holder of a server will still start a successor if a signal ends the server; 0 of a
+    /// worker.
     pub restarts: u32,
-    /// Tables that a server has from the memory of the process before it; `None`: it began without memory.
+    /// Tables that a server has from the memory of the process before it; `None` if it began without such memory,
+    /// and of a worker.
     pub kept: Option<Vec<TableId>>,
     /// Whether the process has been admitted before: it returns to a coordinator that was restarted.
     pub returns: bool,
@@ -60,18 +62,19 @@ pub struct Joined {
     pub rank: u32,
     /// Number of servers that the cluster waits for.
     pub servers_expected: u32,
-    /// Number of workers that the job waits for.
+    /// Number of workers that the job waits for; 0 if it is not known.
     pub workers_expected: u32,
-    /// Clocks with which a worker begins; 0 in domains that are missing. Empty unless it joined a running
-    /// job.
+    /// Clocks, in ticks, with which a worker begins; 0 in domains that are missing. Empty, so all 0, for a worker
+    /// that is there from the beginning of its job.
     pub clocks: Vec<DomainClock>,
     /// Current membership of the cluster.
     pub members: Members,
-    /// Whether the coordinator takes checkpoints of the job.
+    /// Whether the coordinator takes checkpoints of its jobs.
     pub checkpoints: bool,
     /// The checkpoint that the job continues from; `None` if it began without one.
     pub resumed: Option<Resumed>,
-    /// Clocks at which a worker ends, by the schedule of a run in which it was lost; 0 in domains that are missing.
+    /// Clocks, in ticks, at which a worker ends, by the schedule of a run in which it was lost; 0 in domains that
+    /// are missing. `None`: no schedule ends it so.
     pub ends: Option<Vec<DomainClock>>,
 }
 
@@ -80,14 +83,14 @@ pub struct Joined {
 pub struct Resumed {
     /// Number of the checkpoint.
     pub number: u64,
-    /// Clocks at which it was taken: ticks of all runs that led to it.
+    /// Clocks at which the checkpoint was taken, in ticks since the first run of the job.
     pub clocks: Vec<DomainClock>,
     /// Clocks that the last run had reached when it was last seen; empty if that is not known.
     pub seen: Vec<DomainClock>,
-    /// Milliseconds from the checkpoint to the last sign of the run that took it; `None` if there is none.
-    /// What was pushed in this time is lost.
+    /// Milliseconds from the checkpoint to the last sign of life of the run that took it; `None` if that is not
+    /// known. What was pushed in this time is lost.
     pub lost_ms: Option<u64>,
-    /// Newer checkpoints that were cut or damaged, and left out.
+    /// Number of newer checkpoints that were incomplete or damaged, and left out.
     pub skipped: u32,
 }
 
@@ -99,7 +102,7 @@ pub struct TableInfo {
     pub id: TableId,
     /// Definition of the table.
     pub spec: TableSpec,
-    /// Owner of each partition.
+    /// Server and applier that own each partition, by partition number.
     pub placement: Placement,
 }
 
@@ -126,7 +129,8 @@ impl ModuleBytes {
 /// Request of a worker, server, observer, launched process or operator to the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorRequest {
-    /// First request on each connection. Answer: [`CoordinatorAnswer::Joined`].
+    /// Asks for membership, before all other requests of a worker, observer or server but `Number`, `Members` and
+    /// `Goodbye`. Answer: [`CoordinatorAnswer::Joined`].
     Join(Join),
     /// Creates a table, or opens it if the name exists with an equal spec. Answer:
     /// [`CoordinatorAnswer::Table`], when all servers have it.
@@ -136,49 +140,52 @@ pub enum CoordinatorRequest {
         /// Name of the table.
         name: String,
     },
-    /// Releases a table at all servers. Answer: [`CoordinatorAnswer::Done`], when no reader is left.
+    /// Releases a table at all servers; refused while the table is being made. Answer: [`CoordinatorAnswer::Done`],
+    /// when no reader is left.
     ReleaseTable {
         /// Number of the table.
         id: TableId,
     },
-    /// Reads the membership. Answer: [`CoordinatorAnswer::Members`].
+    /// Reads the membership: all servers, and the workers of the namespace. Answer: [`CoordinatorAnswer::Members`].
     Members,
-    /// Waits until `count` workers are at the barrier of this name, which may be reused at once.
-    /// Answer: [`CoordinatorAnswer::Done`], or a refusal that names the missing workers.
+    /// Waits until `count` workers are at the barrier of this name, which may be reused at once. If `count` is the
+    /// size of the job, workers that have ended are not awaited; another `count` is refused once fewer workers are
+    /// left. Answer: [`CoordinatorAnswer::Done`], or after the timeout a refusal that names the missing workers.
     Barrier {
         /// Name of the barrier.
         name: String,
-        /// Number of workers that it waits for.
+        /// Number of workers that the barrier waits for; 0 is refused.
         count: u32,
-        /// Milliseconds after which the coordinator gives up.
+        /// Milliseconds after which the coordinator refuses the request.
         timeout_ms: u64,
     },
-    /// Saves all tables of the namespace. Answer: [`CoordinatorAnswer::Saved`], when the manifest is on
-    /// disk.
+    /// Saves all tables of the namespace but the transient ones of collective calls. Answer:
+    /// [`CoordinatorAnswer::Saved`], when the manifest is on disk.
     Save {
-        /// Directory that all servers can access.
+        /// Absolute path of a directory that all servers can access.
         dir: String,
         /// Clocks at which the tables are saved: those of the worker, which does not tick until it has
         /// the answer. Empty: as they are.
         clocks: Vec<DomainClock>,
     },
-    /// Creates and fills all tables of a saved model. Answer: [`CoordinatorAnswer::Loaded`].
+    /// Creates and fills all tables of a saved model; refused if a table of one of its names exists. Answer:
+    /// [`CoordinatorAnswer::Loaded`].
     Load {
-        /// Directory of the saved model.
+        /// Absolute path of the saved model's directory.
         dir: String,
     },
-    /// The worker has finished; clocks no longer wait for it. Answer: Done.
+    /// The worker has finished: clocks no longer wait for it, and its tasks are taken back. Answer: Done.
     Finished,
-    /// The process cannot continue. Answer: Done.
+    /// The worker or server cannot continue: a worker counts as lost, a server fails all jobs. Answer: Done.
     Failed {
         /// Cause of the failure, for people.
         reason: String,
     },
     /// The process is about to close; its end is no failure. Answer: Done.
     Goodbye,
-    /// Replaces Join for a launched process that has a rank, and no number yet. Answer:
-    /// [`CoordinatorAnswer::Roster`], when all have registered, or a refusal that names the missing
-    /// ranks.
+    /// Replaces Join for a launched process that has a rank, and no number yet, on a connection of the role
+    /// [`crate::wire::hello::Role::Admin`]. Answer: [`CoordinatorAnswer::Roster`], when all processes have
+    /// registered, or a refusal that names the missing ranks.
     Register(Register),
     /// Makes a function of a WebAssembly module on all servers, for the namespace. Answer: Done, when
     /// all servers have it.
@@ -188,51 +195,51 @@ pub enum CoordinatorRequest {
         /// The module in binary format.
         module: ModuleBytes,
     },
-    /// Reads what the cluster does, or what one server of it does. Only operators ask
+    /// Reads the state of the cluster, or of one of its servers. Only operators ask
     /// ([`crate::wire::hello::Role::Admin`]). Answer: [`CoordinatorAnswer::Cluster`] or
     /// [`CoordinatorAnswer::Server`].
     Status {
-        /// The server; `None`: the cluster.
+        /// Number of the server; `None` for the cluster.
         server: Option<ServerId>,
     },
-    /// The worker is about to leave every domain after these ticks. Answer: Done, or a refusal when the
-    /// job follows a schedule with others.
+    /// The worker is about to leave every domain after these ticks. Answer: Done, or a refusal when the job follows
+    /// a schedule in which the worker ends at other clocks.
     Leaving {
         /// Ticks that the worker has completed, without domains in which it has none.
         clocks: Vec<DomainClock>,
     },
     /// These workers are slower than the others. The coordinator logs their names. Answer: Done.
     Slow {
-        /// The slow workers; none: all are as fast as the others again.
+        /// The slow workers; an empty list means that no worker is slow any more.
         workers: Vec<SlowMember>,
     },
-    /// Takes a task, or reports one. Answer: [`CoordinatorAnswer::Tasks`].
+    /// Opens or reads a task queue, takes a task, or reports one. Answer: [`CoordinatorAnswer::Tasks`].
     Tasks(TaskRequest),
-    /// Asks the workers of the namespace to end at a common step. Only operators ask. Answer: Done, when the
-    /// notices are on their way, or a refusal when there is no such job.
+    /// Asks the workers of the namespace to end at a common step ([`Notice::StopJob`]). Only operators ask. Answer:
+    /// Done, when the notices are on their way, or a refusal when the job does not run or has no connected worker.
     StopJob {
         /// Reason, for people.
         reason: String,
     },
-    /// Waits for the end of the job of the namespace. Only operators ask. Answer: Done, when all its workers
-    /// have ended, or the refusal that its workers get.
+    /// Waits for the end of the job of the namespace. Only operators ask. Answer: Done, when all its workers have
+    /// ended, or a refusal: that of a failed job, or if all its workers are lost.
     WaitJob,
-    /// Reads the number that the coordinator gave to this server, which asked for any, before the server
-    /// joins. Answer: [`CoordinatorAnswer::Number`].
+    /// Reads the number that the coordinator gave to this server, before the server joins: one that connected with
+    /// [`crate::wire::hello::RANK_ANY`] does not know it. Answer: [`CoordinatorAnswer::Number`].
     Number,
-    /// The holder of a server reports its end. Answer: Done.
+    /// The holder of a server (its parent process, an operator by role) reports the end of the server. Answer: Done.
     ServerEnded {
         /// The end of the server.
         end: ServerEnd,
-        /// Whether the holder starts a successor.
+        /// Whether the holder starts a successor; if not, all jobs fail.
         restarts: bool,
     },
-    /// The worker or observer has read [`Notice::ServerRestarted`]: it uses no table and no session of
-    /// before. Until then its other requests are refused (RefusalCode::WrongIncarnation). Answer:
-    /// [`CoordinatorAnswer::Joined`].
+    /// The worker or observer has read [`Notice::ServerRestarted`]: it no longer uses the tables and sessions that
+    /// it had. Until then its other requests are refused (`RefusalCode::WrongIncarnation`), except `Members`,
+    /// `Goodbye`, `Finished`, `Failed`, `Leaving` and `Slow`. Answer: [`CoordinatorAnswer::Joined`].
     Rejoin,
-    /// Waits until the members of a job of open size are at a barrier. Answer:
-    /// [`CoordinatorAnswer::Arrivals`], or a refusal that names the missing workers.
+    /// Waits until the members of a job of open size are at a barrier; refused in a job with a number of workers.
+    /// Answer: [`CoordinatorAnswer::Arrivals`], or a refusal that names the missing workers.
     MemberBarrier(MemberBarrier),
 }
 
@@ -242,7 +249,7 @@ pub enum CoordinatorRequest {
 pub enum CoordinatorAnswer {
     /// The request is done.
     Done,
-    /// Answer to the request [`CoordinatorRequest::Join`].
+    /// Answer to the requests [`CoordinatorRequest::Join`] and [`CoordinatorRequest::Rejoin`].
     Joined(Joined),
     /// Answer to `CreateTable` and `OpenTable`.
     Table(TableInfo),
@@ -261,7 +268,7 @@ pub enum CoordinatorAnswer {
     Loaded {
         /// Names of the tables, to be opened.
         tables: Vec<String>,
-        /// Number of rows read.
+        /// Number of rows that the servers have read.
         rows: u64,
         /// Clocks at which the model was saved.
         clocks: Vec<DomainClock>,
@@ -278,13 +285,14 @@ pub enum CoordinatorAnswer {
     Tasks(Box<TaskAnswer>),
     /// Answer to the request [`CoordinatorRequest::Number`].
     Number(ServerId),
-    /// Answer to the request [`CoordinatorRequest::MemberBarrier`]: the workers for which it has opened, by
-    /// rank.
+    /// Answer to the request [`CoordinatorRequest::MemberBarrier`]: the workers that were at the barrier when it
+    /// opened, ascending by rank.
     Arrivals(Vec<Arrival>),
 }
 
-/// Command of the coordinator to a server: creates, saves, loads or releases tables, changes the members of a job, or
-/// ends the server. It goes over the connection that the server opened, and only after the answer to its join.
+/// Command of the coordinator to a server: creates, saves, loads or releases tables, changes the members of a job,
+/// reads the server's state, or ends the server. It goes over the connection that the server opened, and only after
+/// the answer to the server's join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Creates the server's partitions. Answer: Done, when they can be described, pulled and pushed.
@@ -299,17 +307,19 @@ pub enum Command {
         /// Number of the table.
         id: TableId,
     },
-    /// Stops the clocks of a namespace, so that a worker can join: the minimum clocks at the server do not advance
-    /// until `MembersChanged`. Answer: [`CommandReply::Clocks`].
+    /// Stops the clocks of a namespace, so that a worker can join or a checkpoint can be taken: the server's
+    /// appliers consume no tick until `MembersChanged`, or a `Save` with a checkpoint. Answer:
+    /// [`CommandReply::Clocks`].
     HoldClocks {
         /// Namespace of the job.
         namespace: String,
     },
-    /// The membership changed; clocks that were held go on. Answer: Done.
+    /// The membership changed; clocks that were held go on. Workers that are finished or lost leave the clocks.
+    /// Without workers the job has ended: the server ends the job's sessions and clocks. Answer: Done.
     MembersChanged {
         /// Namespace of the job.
         namespace: String,
-        /// Complete list of members.
+        /// All servers, and all workers of the job.
         members: Members,
         /// The worker that joins, if any, and its initial clocks.
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
@@ -320,14 +330,15 @@ pub enum Command {
         namespace: String,
         /// Directory of the saved model.
         dir: String,
-        /// Each applier saves its share as it is when its minimums have reached these clocks.
+        /// Each applier saves its share as it is when its minimum clocks have reached these; empty: at once.
         clocks: Vec<DomainClock>,
-        /// The checkpoint that is taken; `None` for a save that a worker asks for. Of a checkpoint, held clocks go on
-        /// once all appliers have the order, and appliers may take any time to reach `clocks`;
-        /// [`Command::CancelSave`] cancels it.
+        /// The checkpoint that is taken; `None` for a save that a worker asks for. With a checkpoint, held clocks go
+        /// on once all appliers have the command, and appliers may take any time to reach `clocks`;
+        /// [`Command::CancelSave`] cancels the save.
         checkpoint: Option<CheckpointMark>,
     },
-    /// Fills a table's partitions from all files that hold its rows. Answer: Done.
+    /// Fills this server's partitions of a table from every saved file that holds rows of these partitions. Answer:
+    /// Done.
     Load {
         /// Number of the table, created before.
         id: TableId,
@@ -336,9 +347,9 @@ pub enum Command {
         /// Directory of the saved model.
         dir: String,
     },
-    /// Finishes the frames in the rings and exits. Answer: Done, before the exit.
+    /// The server applies the complete frames in its rings and exits. Answer: Done, before the exit.
     Shutdown,
-    /// Makes a function of a WebAssembly module. Answer: Done, when all appliers have it.
+    /// Makes a function of a WebAssembly module. Answer: Done, when all appliers of the server have it.
     LoadFunction {
         /// Job that has the function.
         namespace: String,
@@ -347,7 +358,7 @@ pub enum Command {
         /// The module in binary format.
         module: ModuleBytes,
     },
-    /// Reads what the server does. Answer: [`CommandReply::Status`].
+    /// Reads the state of the server. Answer: [`CommandReply::Status`].
     Status,
     /// Applies the pushes that are held for a finished task of a worker's thread. Answer: Done, when they are
     /// applied, or part of the thread's open iterations. Repeating it changes nothing.
@@ -358,39 +369,42 @@ pub enum Command {
         worker: WorkerId,
         /// Thread of the worker.
         thread: u32,
-        /// Number of the delivery.
+        /// Number of the task's delivery.
         delivery: u64,
     },
-    /// Ends the checkpoint of a job that is under way, if there is one: its answer is then a refusal.
-    /// Answer: Done.
+    /// Cancels the checkpoint of a job that is under way, if there is one: the answer to its `Save` is then a
+    /// refusal. Answer: Done.
     CancelSave {
         /// Namespace of the job.
         namespace: String,
     },
-    /// Reads the furthest tick in each clock domain of a job, as HoldClocks does without the hold. Answer:
+    /// Reads the furthest tick in each clock domain of a job, and does not hold the clocks. Answer:
     /// [`CommandReply::Clocks`].
     ReadClocks {
         /// Namespace of the job.
         namespace: String,
     },
-    /// Ends the sessions of a worker that is lost. Answer: [`CommandReply::ThreadClocks`].
+    /// Ends the sessions of a worker that is lost, after the complete frames in their rings. The worker stays in the
+    /// clocks. Answer: [`CommandReply::ThreadClocks`].
     LoseWorker {
         /// Namespace of the job.
         namespace: String,
         /// Rank of the worker.
         worker: WorkerId,
     },
-    /// Completes the ticks of a lost worker that an applier lacks. Answer: Done.
+    /// Completes the last tick of a lost worker's threads, the one to `clocks`, at each applier that lacks only this
+    /// tick; also ends threads that have finished at another applier. Answer: Done.
     EndWorker {
         /// Namespace of the job.
         namespace: String,
         /// Rank of the worker.
         worker: WorkerId,
-        /// The furthest clocks of its threads at any applier.
+        /// The furthest clocks of the worker's threads at any applier of any server, as
+        /// [`CommandReply::ThreadClocks`] reports them.
         clocks: Vec<ThreadClock>,
     },
-    /// Serves a table that the server has from the memory of the process before it. Answer: Done, or a refusal when
-    /// the memory has another table or only a part of this one.
+    /// Serves a table that the server has from the memory of the process before it. It may be repeated. Answer:
+    /// Done, or a refusal when that memory has another table or only a part of this one.
     AdoptTable {
         /// Job that owns the table.
         namespace: String,
@@ -418,25 +432,25 @@ pub struct SavedPart {
     pub rows: u64,
     /// Number of bytes in the file.
     pub bytes: u64,
-    /// Hash of its bytes, as in the manifest.
+    /// Hash of the file's bytes, as the manifest has it.
     pub check: u64,
-    /// Clocks at which it was written.
+    /// Clocks at which the server's rows were saved.
     pub clocks: Vec<DomainClock>,
     /// Rules that differ from the definition of their table.
     pub settings: Vec<TableSetting>,
-    /// Milliseconds since 1970 at the first cut of an applier, by the server's clock.
+    /// Milliseconds since 1970 at which the first applier fixed the state that it saves, by the server's clock.
     pub cut_ms: u64,
 }
 
 /// Which checkpoint a [`Command::Save`] is, and which one it extends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointMark {
-    /// Number of this checkpoint. Servers note what changes after its cut under it.
+    /// Number of this checkpoint. With `notes`, servers note under this number what changes after its cut.
     pub number: u64,
-    /// Number of the checkpoint that it extends: only what has changed since the cut of that one is written. A server
-    /// that does not know these changes refuses. `None`: all rows are written.
+    /// Number of the earlier checkpoint that this one extends: only what has changed since the cut of the earlier
+    /// one is written. A server that does not know these changes refuses. `None`: all rows are written.
     pub extends: Option<u64>,
-    /// Whether the next checkpoint may extend this one: servers note changes from its cut on.
+    /// Whether the next checkpoint may extend this one: servers note changes from the cut of this one on.
     pub notes: bool,
 }
 
@@ -446,8 +460,8 @@ pub struct CheckpointMark {
 pub enum CommandReply {
     /// The command is done.
     Done,
-    /// A server's answer to [`Command::HoldClocks`]: the furthest tick that it consumed in each clock
-    /// domain.
+    /// Answer to the commands [`Command::HoldClocks`] and [`Command::ReadClocks`]: the furthest tick that any
+    /// applier of the server has consumed in each clock domain; domains without ticks are missing.
     Clocks(Vec<DomainClock>),
     /// Answer to the command [`Command::Save`].
     Saved(SavedPart),
@@ -455,24 +469,25 @@ pub enum CommandReply {
     Refused(Refusal),
     /// Answer to the command [`Command::Status`].
     Status(Box<ServerStatus>),
-    /// Answer to the command [`Command::LoseWorker`]: the furthest clocks of its threads at any applier.
+    /// Answer to the command [`Command::LoseWorker`]: the furthest clock of each thread of the worker in each
+    /// domain, at any applier of the server.
     ThreadClocks(Vec<ThreadClock>),
 }
 
-/// One-way notice of the coordinator or a server to a peer: a change of the membership, a failure, a release of a
-/// table, or the end of a server, a job or the cluster. It has no answer.
+/// One-way notice of the coordinator to a worker, observer or server: a change of the membership, a failure, a
+/// release of a table, or the end of a server, a job or the cluster. It has no answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Notice {
-    /// The membership of the cluster changed.
+    /// The membership changed because a worker of the job is lost; the new membership.
     MembersChanged(Members),
-    /// A worker or server failed, and the job ends by policy.
+    /// The job has failed with this refusal, because a worker or server failed.
     PeerFailed(Refusal),
-    /// The cluster shuts down.
+    /// The cluster shuts down; to an observer also: its job has ended.
     Shutdown {
         /// Reason of the shutdown, for people.
         reason: String,
     },
-    /// A table is released: the checksums of its rows no longer match.
+    /// A table is released: the checksums of its rows no longer match. No process sends this notice at present.
     TableReleased {
         /// Number of the table.
         id: TableId,
@@ -482,17 +497,18 @@ pub enum Notice {
         /// Reason, for people.
         reason: String,
     },
-    /// A server has ended, and its holder starts a successor. Sent again when more is known of the end.
+    /// A server has ended, and its holder starts a successor. Sent again when more is known of how the server ended.
     ServerEnded(ServerEnd),
-    /// The successor has joined, and every other server has ended the sessions and released the tables of
-    /// the job.
+    /// The successor of a server has joined and the job begins again, because memory of the server is missing: all
+    /// servers have ended the sessions and released the tables of the job. The receiver sends
+    /// [`CoordinatorRequest::Rejoin`].
     ServerRestarted(ServerRestart),
-    /// The successor has joined with the memory of the server, and serves the tables of the job. Sessions are
-    /// attached again at its addresses ([`super::ServerRequest::Reattach`]).
+    /// The successor of a server has joined with the memory of that server, and serves the tables of the job.
+    /// Clients attach their sessions again at the successor's addresses ([`super::ServerRequest::Reattach`]).
     ServerResumed {
         /// The end of the server and its successor.
         restart: ServerRestart,
-        /// The membership with the successor, and its epoch.
+        /// The membership with the successor, and the cluster's new epoch.
         members: Members,
     },
 }

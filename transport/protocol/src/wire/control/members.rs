@@ -14,9 +14,9 @@ use crate::wire::error::{at_most, name_at_most, text_at_most};
 /// Addresses at which a server listens: TCP and abstract unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
-    /// `host:port`; empty if it does not listen on TCP.
+    /// `host:port`; empty if the server does not listen on TCP.
     pub tcp: String,
-    /// Name of the abstract unix socket, without the leading zero; empty if there is none.
+    /// Name of the abstract unix socket, without the leading zero byte; empty if there is none.
     pub unix: String,
 }
 
@@ -44,9 +44,9 @@ pub enum WorkerState {
     Expected,
     /// Joined and not finished.
     Live,
-    /// Finished by its own request: counts for clocks as infinitely far.
+    /// Finished by its own request: clocks do not wait for it.
     Finished,
-    /// Its connection broke before it finished: no longer counts for clocks.
+    /// Its connection broke, or it reported a failure, before it finished: clocks do not wait for it.
     Lost,
 }
 
@@ -64,9 +64,10 @@ pub struct WorkerMember {
 pub struct Members {
     /// Epoch of the cluster: one more with each change of the servers.
     pub epoch: u64,
-    /// Number of all changes so far, also of workers. A list with a higher number supersedes one with a lower.
+    /// Number of all changes so far, of servers and workers. A list with a higher number supersedes one with a
+    /// lower.
     pub revision: u64,
-    /// All servers of the cluster.
+    /// All servers that are members now, by number.
     pub servers: Vec<ServerMember>,
     /// All workers of the job.
     pub workers: Vec<WorkerMember>,
@@ -91,7 +92,7 @@ pub struct WorkerClock {
     pub thread: u32,
     /// Ticks that all appliers of the server have consumed.
     pub clock: u64,
-    /// Median time of its last steps in microseconds, as the slowest applier sees it; 0 before 8 steps.
+    /// Median time of the thread's last steps in microseconds, as the slowest applier sees it; 0 before 8 steps.
     pub step_us: u64,
 }
 
@@ -100,24 +101,26 @@ pub struct WorkerClock {
 pub struct ThreadClock {
     /// Number of the thread in its worker; 0 for the worker's first client.
     pub thread: u32,
-    /// Domain of the ticks.
+    /// Domain of the ticks; 0 of a thread that has finished.
     pub domain: DomainId,
-    /// Number of ticks.
+    /// Number of ticks; `u64::MAX` of a thread that has finished.
     pub clock: u64,
 }
 
-/// Request of a worker to wait at a barrier of the members of its job. Name and clocks identify the barrier: it opens
-/// when all awaited workers are at it.
+/// Request of a worker to wait at a barrier of the members of its job. Name and clocks identify the barrier, which
+/// opens when all awaited workers are at it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberBarrier {
     /// Name of the barrier.
     pub name: String,
-    /// Clocks of the domains in which the worker waits for others. Workers at other clocks are at another
-    /// barrier, and a worker that begins with a later tick is not awaited.
+    /// Clocks of the domains in which the worker waits for others. Workers at other clocks are at another barrier.
+    /// With an empty `of`, a worker that begins with a later tick is not awaited.
     pub clocks: Vec<DomainClock>,
-    /// Number that the worker passes to the others: each gets it in an [`Arrival`].
+    /// Number that the worker passes to the others at the barrier: each gets it in an [`Arrival`]. At most
+    /// `i64::MAX`.
     pub round: u64,
-    /// The workers that it waits for, ascending; empty: all members.
+    /// The awaited workers, ascending, an equal list in each request of the barrier. The barrier fails when a worker of
+    /// the list is neither there nor live. Empty: all members that have not ended.
     pub of: Vec<WorkerId>,
     /// Milliseconds after which the coordinator refuses the request.
     pub timeout_ms: u64,
@@ -148,7 +151,7 @@ pub struct SlowMember {
     pub worker: WorkerId,
     /// Median time of its last steps in microseconds.
     pub step_us: u64,
-    /// Median of the medians of all threads.
+    /// Median of the medians of all threads, in microseconds.
     pub median_us: u64,
 }
 
@@ -163,7 +166,7 @@ pub struct ServerEnd {
     pub host: String,
     /// Process id on that host.
     pub pid: u32,
-    /// Exit status or signal, in words.
+    /// Exit status or signal in words that complete the sentence "server 1 ...", as "was killed by signal 9".
     pub how: String,
 }
 
@@ -180,12 +183,13 @@ impl core::fmt::Display for ServerEnd {
     }
 }
 
-/// Report that a successor has taken the place of a server that ended. `Notice::ServerRestarted` carries it if
-/// the successor lacks the server's memory: the tables of the job are then gone on all servers, and its clocks are 0.
-/// `Notice::ServerResumed` carries it if the successor has that memory.
+/// Report that a successor has taken the place of a server that ended. `Notice::ServerRestarted` carries it if the
+/// successor lacks the server's memory or not all tables of the job are warm: the tables of the job are then gone on
+/// all servers, and the job's clocks are 0. `Notice::ServerResumed` carries it if the job continues with that
+/// memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRestart {
-    /// The end of the server before.
+    /// The end of the server that the successor replaces.
     pub end: ServerEnd,
     /// Incarnation of the successor.
     pub successor: Incarnation,

@@ -1,17 +1,17 @@
 //! Control messages: requests and their answers, commands, notices.
 //!
-//! A body is a u64 request id, then the message in postcard's encoding. An answer carries its request's
-//! id; a notice carries 0. The encoding changes with [`super::PROTOCOL_VERSION`] and with nothing else.
+//! A body is a little-endian u64 request id, then the message in postcard's encoding. An answer carries its
+//! request's id; a notice carries 0. The encoding changes with [`super::PROTOCOL_VERSION`] and with nothing else.
 //! The sender and the receiver both validate every message against the limits. Decoding a message takes
 //! at most about 20 times its bytes, so at most 20 MiB: lists grow with the received elements, not with
 //! the claimed length.
 //!
 //! | sender and receiver | request | answer |
 //! |---|---|---|
-//! | worker, server or launched process to the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
+//! | any other process to the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
 //! | coordinator to a server | [`Command`] | [`CommandReply`] |
-//! | worker to a server | [`ServerRequest`] | [`ServerAnswer`] |
-//! | coordinator or server to a peer | [`Notice`] | none |
+//! | worker or observer to a server | [`ServerRequest`] | [`ServerAnswer`] |
+//! | coordinator to a worker, observer or server | [`Notice`] | none |
 
 mod coordinator;
 mod members;
@@ -65,10 +65,10 @@ pub trait Message: Serialize + DeserializeOwned {
     /// Name of the message in error texts.
     const NAME: &'static str;
 
-    /// Checks that every field is within its limit. The sender and the receiver both call it.
+    /// Checks that every limited field is within its limit and valid. The sender and the receiver both call it.
     ///
     /// # Errors
-    /// The first field that is not.
+    /// Names the first field that is not.
     fn validate(&self) -> Result<(), WireError>;
 }
 
@@ -80,14 +80,14 @@ pub trait Request: Message {
 
 /// A control message that answers a request, with the request's id.
 pub trait Answer: Message {
-    /// Returns the answer, or the refusal that it carries as an error.
+    /// Returns the answer unchanged, unless it is a refusal.
     ///
     /// # Errors
-    /// The answer is a refusal.
+    /// The refusal that the answer carries.
     fn accepted(self) -> Result<Self, Refusal>;
 
-    /// Whether this is an interim report on a request under way: the final answer is still to come. False by
-    /// default.
+    /// Whether this is an interim report on a request under way: the final answer, with the same id, is still to
+    /// come. `false` by default.
     fn is_news(&self) -> bool {
         false
     }
@@ -123,7 +123,8 @@ pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
 /// start of the body is dropped.
 ///
 /// # Errors
-/// As [`decode`].
+/// `kind` is not that of the answer, the body is malformed, or a field has a value that the message does not allow
+/// or is over its limit.
 pub fn decode_answer<A: Answer>(kind: u16, body: &[u8]) -> Result<A, WireError> {
     check_kind::<A>(kind)?;
     Ok(decode_body(body)?.1)
@@ -139,7 +140,8 @@ const fn check_kind<M: Message>(found: u16) -> Result<(), WireError> {
     }
 }
 
-/// Decodes and validates the message in a frame's body. Returns the request's id and the message.
+/// Decodes and validates the message in a frame's body, which must end with it. Returns the request's id and the
+/// message.
 pub(crate) fn decode_body<M: Message>(body: &[u8]) -> Result<(u64, M), WireError> {
     let (id, body) = body
         .split_first_chunk()

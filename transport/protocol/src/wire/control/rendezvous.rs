@@ -14,7 +14,7 @@ pub enum Part {
     Server,
     /// The process links the client.
     Worker,
-    /// The process links the client and also owns partitions on own threads.
+    /// The process links the client, and also owns partitions on threads of its own.
     Both,
 }
 
@@ -28,7 +28,7 @@ impl Part {
         }
     }
 
-    /// Whether a process of this part also has the part `other`: both are equal, or this is [`Part::Both`]. Not
+    /// Whether a process of this part also has the part `other`: both are equal, or `self` is [`Part::Both`]. Not
     /// symmetric.
     pub fn includes(self, other: Self) -> bool {
         self == other || self == Self::Both
@@ -51,9 +51,9 @@ pub struct Register {
     pub host_id: String,
     /// Process id on that host.
     pub pid: u32,
-    /// Processes launched on its host, 0 if it does not know: locates the missing ones.
+    /// Number of processes launched on its host, 0 if not known. It serves to locate processes that are missing.
     pub local_size: u32,
-    /// Milliseconds that the process waits for the others.
+    /// Milliseconds that the process waits for the others; the first process to reach its limit ends the wait of all.
     pub timeout_ms: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct Register {
 /// receiving process, and sizes of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// Number of the process among the workers; of one that is a server only, among the servers.
+    /// Number of the process among the workers, from 0 by rank; of one that is a server only, among the servers.
     pub number: u32,
     /// Number of servers in the job.
     pub servers: u32,
@@ -70,13 +70,13 @@ pub struct Roster {
     /// Number of the process among the workers on its host; of one that is a server only, among the servers
     /// there.
     pub local_number: u32,
-    /// Number of servers on its host.
+    /// Number of servers on the host of the process.
     pub local_servers: u32,
-    /// Number of workers on its host.
+    /// Number of workers on the host of the process.
     pub local_workers: u32,
-    /// Number of the process among the servers; 0 if it is none.
+    /// Number of the process among the servers; 0 also if it is no server.
     pub server: u32,
-    /// Number among the servers on its host; 0 if it is none.
+    /// Number of the process among the servers on its host; 0 also if it is no server.
     pub local_server: u32,
 }
 

@@ -36,7 +36,7 @@ pub struct Remote {
     pub key: RegionKey,
     /// Start within the region: an address on verbs, an offset elsewhere.
     pub address: u64,
-    /// Length of the piece in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
@@ -46,44 +46,46 @@ pub struct Attach {
     /// Transport of the session's lanes. On shm the request uses the unix socket, and carries the waker
     /// of the client's thread as the only descriptor.
     pub transport: Transport,
-    /// Bytes of each ring, a power of two.
+    /// Data bytes of each lane's ring, a power of two from [`RING_BYTES_MIN`] to [`RING_BYTES_MAX`].
     pub ring_bytes: u32,
     /// Number of the thread in its worker. 0 is the worker's first client. A further thread becomes a
     /// member of the clock domains by a CLOCK frame.
     pub thread: u32,
-    /// Number of workers in the job, 0 if the client does not know. A service learns it here.
+    /// Number of workers in the job, 0 if the client does not know it; ignored from an observer. The server of a
+    /// service learns the number here.
     pub workers: u32,
     /// Reason why the client takes this transport, for operators.
     pub reason: String,
-    /// On verbs, the client's RDMA ports, the preferred one first.
+    /// On verbs, the client's RDMA ports, the preferred one first; else empty.
     pub ports: Vec<VerbsPort>,
-    /// On verbs, pairs of ports over which nothing came through: the server selects another one.
+    /// On verbs, pairs of ports over which nothing came through: the server selects another pair, or refuses if none
+    /// is left.
     pub failed_paths: Vec<VerbsPath>,
 }
 
 /// Permission of a server for one lane, the connection of a session to one applier: a nonce by which the client
-/// connects it, and memory that the client may access.
+/// connects the lane, and memory that the client may access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneGrant {
     /// Applier of the lane.
     pub applier: ApplierId,
-    /// Presented once, in the handshake of the lane's connection (tcp) or with its queue pairs (verbs);
-    /// new after each Recover. 0 where the lane needs no connection.
+    /// Nonce that the client presents once, in the handshake of the lane's connection (tcp) or with the lane's queue
+    /// pairs (verbs). Each Recover replaces it by a new one. 0 where the lane needs no connection (shm).
     pub nonce: u64,
-    /// Word of the applier's advisory ticket line that this session's atomics may access. Its length is
-    /// that of a word if clients are to count their pushes there, and 0 if not.
+    /// Word of the applier's advisory ticket line that this session's atomics may access. The length is 8 bytes if
+    /// clients are to count their pushes there, and 0 if not.
     pub ticket: Remote,
     /// Public copy of the lane's status record: one cache line that the session may read. The server
     /// writes it before each status record that it posts into the mailbox.
     pub status: Remote,
 }
 
-/// Sizes and offsets of the memory of a session over shared memory, or of one recovered lane. They accompany
-/// the descriptors: public memory, counters, inbox, mailbox, then the waker of each lane's applier. Lane `i`
-/// has the `i`-th slice of inbox and mailbox.
+/// Sizes and offsets of the memory of a session over shared memory, or of one recovered lane. File descriptors go
+/// with the message, in this order: public memory, counters, inbox, mailbox, then the waker of each lane's applier.
+/// Lane `i` has the `i`-th slice of inbox and mailbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShmAttach {
-    /// Check bits of this start's region keys.
+    /// Check bits in the region keys of this start of the server process.
     pub key_check: u8,
     /// Bytes of the server's public memory.
     pub public_bytes: u64,
@@ -93,28 +95,29 @@ pub struct ShmAttach {
     pub ring_bytes: u64,
     /// Bytes of each lane's mailbox.
     pub mailbox_bytes: u64,
-    /// Offset of each lane's parked flag, which its applier sets, in public memory.
+    /// Byte offset in public memory of the parked flag that the lane's applier sets, one entry for each lane.
     pub parked_flag_at: Vec<u64>,
 }
 
 /// Answer of a server to [`Attach`]: the new session and its lanes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// Nonce of the session.
+    /// Nonce of the session, by which its holder resumes it.
     pub session: SessionId,
     /// One lane for each applier of the server, ordered by applier number.
     pub lanes: Vec<LaneGrant>,
     /// Shared-memory numbers, on shm only.
     pub shm: Option<ShmAttach>,
-    /// The ports of the lanes, on verbs only: the first pair that is not in `failed_paths`.
+    /// The ports of the lanes, on verbs only: the best pair that is not in [`Attach::failed_paths`] and of which the
+    /// server can open its port.
     pub path: Option<VerbsPath>,
 }
 
-/// Answer of a server to Recover: the state of a lane that was connected again. The client writes the ring's bytes from
-/// `head_bytes` to the end of its frames again, from its own copy of the ring.
+/// Answer of a server to Recover: a new grant of the lane, and its state. After the lane is connected, the client
+/// writes the ring's bytes from `head_bytes` to the end of its frames again, from its own copy of the ring.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
-    /// The lane, with a new nonce.
+    /// The lane, with a new nonce (0 on shm).
     pub lane: LaneGrant,
     /// New memory of the lane, on shm only.
     pub shm: Option<ShmAttach>,
@@ -122,9 +125,9 @@ pub struct Recovered {
     pub applied_seq: u64,
     /// Every frame up to this sequence number is durable.
     pub durable_seq: u64,
-    /// Bytes consumed; the tail record holds the same.
+    /// Byte position in the ring, monotonic, up to which the applier has consumed; the tail record now holds it too.
     pub head_bytes: u64,
-    /// Number of frames refused so far.
+    /// Number of the lane's frames refused so far.
     pub rejected: u64,
 }
 
@@ -134,29 +137,30 @@ pub struct Recovered {
 pub struct PartitionDescriptor {
     /// Number of the partition.
     pub partition: PartitionId,
-    /// First row of the partition, or its first block.
+    /// Number of the partition's first row (layout `rows`) or block (layout `blocks`) in the table.
     pub first: u64,
-    /// Number of rows of the partition (layout `rows`), or of its blocks (layout `blocks`).
+    /// Number of rows (layout `rows`) or blocks (layout `blocks`) of the partition.
     pub count: u64,
-    /// Memory of rows with their headers, or of blocks.
+    /// Memory of the rows with their headers, or of the blocks; of a snapshot table the first buffer.
     pub payload: Remote,
-    /// Further buffers of a snapshot table, one behind the other: one less than it has versions.
+    /// Further buffers of a snapshot table, one behind the other: one less than the table has versions. Else `None`.
     pub payload_back: Option<Remote>,
-    /// Version words of the blocks.
+    /// Version words of the blocks, 8 bytes each; `None` in layout `rows`.
     pub versions: Option<Remote>,
-    /// Snapshot record of the partition.
+    /// Snapshot record of the partition, one cache line; `None` of a table without snapshots.
     pub snapshot: Option<Remote>,
 }
 
-/// Memory of one applier that holds rows of a table: its partitions, or the list of its extents.
+/// Memory of one applier that holds rows of a table: its partitions (dense), or its table of extents (sparse).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplierPart {
     /// Number of the applier.
     pub applier: ApplierId,
-    /// Salt of its self-validating data: extent entries of a sparse table, row checksums of layout
-    /// `rows`, version words and snapshot records of layout `blocks`. New when memory is used again.
+    /// Salt of the applier's self-validating data: extent entries of a sparse table, row checksums of layout
+    /// `rows`, version words and snapshot records of layout `blocks`. Another one when memory is used again.
     pub salt: u64,
-    /// The extent table of a sparse table; each extent's entry holds the salt of its rows.
+    /// The extent table of a sparse table, in which each entry holds the salt of the extent's rows; `None` of a
+    /// dense table.
     pub extents: Option<Remote>,
     /// The partitions of a dense table; empty for a sparse one.
     pub partitions: Vec<PartitionDescriptor>,
@@ -167,15 +171,15 @@ pub struct ApplierPart {
 pub struct TableDescriptor {
     /// Number of the table.
     pub id: TableId,
-    /// Bytes of a row's header (0 in blocks).
+    /// Bytes of a row's header; 0 in layout `blocks`.
     pub header_bytes: u32,
     /// Bytes of a row's payload.
     pub payload_bytes: u32,
-    /// Bytes from a row to the next; in blocks those of the payload.
+    /// Bytes from a row to the next; in layout `blocks` equal to `payload_bytes`.
     pub stride_bytes: u32,
-    /// Bytes of a block (0 in rows).
+    /// Bytes of a block; 0 in layout `rows` and of a sparse table.
     pub block_bytes: u32,
-    /// Memory of the server's appliers for the table, without those that own no partition.
+    /// Memory of each applier of the server that owns a partition of the table.
     pub parts: Vec<ApplierPart>,
 }
 
@@ -185,12 +189,14 @@ pub struct TableDescriptor {
 pub enum ServerRequest {
     /// Creates the connection's session. Answer: [`ServerAnswer::Attached`].
     Attach(Attach),
-    /// Moves a session from a cut connection to this one. Answer: Done.
+    /// Moves a session of the client's worker to this connection, and closes the session's earlier one; both must be
+    /// TCP or both unix sockets. It may be repeated. Answer: Done.
     Resume {
         /// Nonce of the session; the holder of the nonce owns the session.
         session: SessionId,
     },
-    /// Re-attaches the session's cut lane. It may be repeated. Answer: [`ServerAnswer::Recovered`].
+    /// Ends a lane of the session and grants it again; a nonce granted before is void. It may be repeated. Answer:
+    /// [`ServerAnswer::Recovered`].
     Recover {
         /// Applier of the lane.
         applier: ApplierId,
@@ -200,21 +206,23 @@ pub enum ServerRequest {
         /// Number of the table.
         table: TableId,
     },
-    /// Reads the clocks that a clock wait waits for. Answer: [`ServerAnswer::Clocks`].
+    /// Reads the clocks of the worker threads in a domain. Answer: [`ServerAnswer::Clocks`].
     Clocks {
         /// Number of the domain.
         domain: DomainId,
     },
-    /// Ends the session after all complete frames in its rings. Answer: Done.
+    /// Ends the connection's session. Appliers still apply the complete frames in its rings. Answer: Done, which
+    /// does not wait for them.
     Detach,
     /// Connects a lane of a verbs session. Answer: [`ServerAnswer::Queued`] any number of times, then
     /// [`ServerAnswer::VerbsConnected`].
     ConnectVerbs(VerbsConnect),
-    /// Connects several lanes of a verbs session, ordered by applier. Answer: [`ServerAnswer::Queued`] any number of
-    /// times, then [`ServerAnswer::LanesConnected`].
+    /// Connects at least one lane of a verbs session, ascending by applier, all or none. Answer:
+    /// [`ServerAnswer::Queued`] any number of times, then [`ServerAnswer::LanesConnected`].
     ConnectLanes(Vec<VerbsConnect>),
-    /// Moves a session from a dead process to its successor, which has the session in its memory. On shm the
-    /// request carries the waker, as Attach does. It may be repeated. Answer: Done; then each lane is recovered.
+    /// Moves a session from a dead server process to its successor, which has the session in its memory. On shm the
+    /// request carries the waker of the client's thread as the only descriptor. It may be repeated. Answer: Done;
+    /// the client then sends Recover for each lane.
     Reattach {
         /// Nonce of the session; the holder of the nonce owns the session.
         session: SessionId,
@@ -237,20 +245,20 @@ pub enum ServerAnswer {
     Table(TableDescriptor),
     /// Answer to the request [`ServerRequest::Clocks`].
     Clocks {
-        /// Minimum over the live workers.
+        /// Number of ticks that all live workers have completed at every applier of the server.
         global: u64,
-        /// Clock of each worker that counts.
+        /// Clock of each thread of a live worker that all appliers have, ascending by rank, then thread.
         workers: Vec<WorkerClock>,
     },
     /// The request is refused.
     Refused(Refusal),
     /// Answer to the request [`ServerRequest::ConnectVerbs`].
     VerbsConnected(VerbsConnected),
-    /// Answer to the request [`ServerRequest::ConnectLanes`]: all its lanes, in its order.
+    /// Answer to the request [`ServerRequest::ConnectLanes`]: all lanes of the request, ascending by applier.
     LanesConnected(Vec<VerbsConnected>),
-    /// News of a request for lanes that waits for its turn; its answer follows.
+    /// Interim report on a request for verbs lanes that is not yet answered; the answer follows.
     Queued {
-        /// Lanes of other requests that are made before.
+        /// Number of lanes of other requests that the server makes before; 0 while it makes those of this one.
         before: u32,
     },
 }
@@ -368,8 +376,8 @@ impl Attach {
 }
 
 impl Remote {
-    /// Checks that the end of the range, `address + len`, does not overflow 64 bits. Whether the region is that large
-    /// is checked where it is accessed.
+    /// Checks that the end of the range, `address + len`, does not overflow 64 bits. Whether the region has this
+    /// range is checked where the region is accessed.
     pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),
@@ -382,8 +390,7 @@ impl Remote {
 }
 
 impl ShmAttach {
-    /// Checks the number of lanes. The client checks the rest against the memories themselves when it maps
-    /// them.
+    /// Checks the number of lanes only. The client checks sizes and offsets when it maps the memories.
     fn validate(&self) -> Result<(), WireError> {
         at_most(
             "lanes",

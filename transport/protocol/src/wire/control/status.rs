@@ -1,4 +1,4 @@
-//! What a cluster and its servers do at one moment, for operators.
+//! State of a cluster and its servers at one moment, for operators.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,22 +22,23 @@ pub struct ClusterStatus {
     pub version: String,
     /// Number of servers that the cluster waits for.
     pub servers_expected: u32,
-    /// Servers that have joined. Its workers are empty: see `jobs`.
+    /// Servers that have joined, by number. Its list of workers is empty: see `jobs`.
     pub members: Members,
     /// Jobs in ascending order of their namespace.
     pub jobs: Vec<JobStatus>,
     /// Why the cluster ends; empty while it runs.
     pub stopping: String,
-    /// Servers of the cluster that are not members now, by number.
+    /// Servers of the cluster that are not members now, ascending by number.
     pub absent: Vec<AbsentServer>,
 }
 
-/// A server of the cluster that is not a member now: it has not joined, or its successor has not.
+/// A server of the cluster that is not a member now: it has not joined, its successor has not, or it has not
+/// returned since the coordinator was restarted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbsentServer {
     /// Number of the server.
     pub server: ServerId,
-    /// Name of the host on which it was; empty of one that has not joined.
+    /// Name of the host on which the server was; empty of one that has not joined.
     pub host: String,
     /// Reason why it is absent, in words.
     pub why: String,
@@ -48,11 +49,11 @@ pub struct AbsentServer {
 pub struct JobStatus {
     /// Namespace of the job.
     pub namespace: String,
-    /// Number of its workers; 0 if unknown.
+    /// Number of workers that the job waits for; 0 if unknown.
     pub workers_expected: u32,
-    /// Its workers, at most [`STATUS_ROWS_MAX`] of all jobs together.
+    /// Workers of the job by rank, at most [`STATUS_ROWS_MAX`] of all jobs together.
     pub workers: Vec<WorkerMember>,
-    /// Number of workers that are not listed.
+    /// Number of workers that `workers` leaves out.
     pub workers_left_out: u32,
     /// Number of its tables.
     pub tables: u32,
@@ -62,9 +63,9 @@ pub struct JobStatus {
     pub saving: String,
     /// Why the job has failed; empty if it has not.
     pub failed: String,
-    /// Its queues of tasks by number, at most [`STATUS_ROWS_MAX`] of all jobs together.
+    /// Task queues of the job by number, at most [`STATUS_ROWS_MAX`] of all jobs together.
     pub queues: Vec<QueueSummary>,
-    /// Number of queues that are not listed.
+    /// Number of queues that `queues` leaves out.
     pub queues_left_out: u32,
 }
 
@@ -79,20 +80,20 @@ pub struct ServerStatus {
     pub public_capacity: u64,
     /// Bytes in use for keys, indexes and optimizer state.
     pub private_bytes: u64,
-    /// Bytes that are reserved for those.
+    /// Bytes reserved for keys, indexes and optimizer state.
     pub private_capacity: u64,
-    /// Number of control connections, authenticated or not.
+    /// Number of control connections, authenticated or not; 0, with no sessions, if the control thread was late.
     pub connections: u64,
     /// Its appliers, by number.
     pub appliers: Vec<ApplierStatus>,
     /// Its sessions, at most [`STATUS_ROWS_MAX`], in ascending order of namespace, rank and thread.
     pub sessions: Vec<SessionStatus>,
-    /// Number of sessions that are not listed.
+    /// Number of sessions that `sessions` leaves out.
     pub sessions_left_out: u64,
-    /// Clocks of the threads of workers, at most [`STATUS_ROWS_MAX`]: ticks that all appliers have
-    /// consumed.
+    /// Clocks of the threads of workers, the slowest first, at most [`STATUS_ROWS_MAX`]: ticks that all appliers
+    /// that have answered have consumed.
     pub clocks: Vec<ClockStatus>,
-    /// Number of clocks that are not listed.
+    /// Number of clocks that `clocks` leaves out.
     pub clocks_left_out: u64,
 }
 
@@ -101,19 +102,20 @@ pub struct ServerStatus {
 pub struct ApplierStatus {
     /// Number of the applier.
     pub applier: ApplierId,
-    /// Whether it has answered in time. The other fields are 0 if not: it is in a long step.
+    /// Whether the applier has answered in time. If not, it is in a long step or has ended, and the fields below are
+    /// 0.
     pub answered: bool,
-    /// Number of frames that it has applied.
+    /// Number of steps in the applier's total order so far: frames applied or refused, and steps of ticks and loads.
     pub frames: u64,
-    /// Bytes of pushes that it holds back for the turn of their rank.
+    /// Bytes of pushes and function calls that the applier holds until their tick or task.
     pub held_bytes: u64,
-    /// Number of saves under way.
+    /// Number of saves under way on the applier.
     pub saves: u32,
-    /// Number of frames that arrived after their tail record, so that the applier waited for them.
+    /// Number of frames so far that arrived after their tail record, so that the applier waited for them.
     pub late_frames: u64,
 }
 
-/// State of one session, the attachment of one worker thread to one server, for operators.
+/// State of one session, the attachment of one client thread to one server, for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionStatus {
     /// Namespace of the job.
@@ -122,17 +124,17 @@ pub struct SessionStatus {
     pub worker: WorkerId,
     /// Number of the thread in its worker.
     pub thread: u32,
-    /// Carrier of its lanes.
+    /// Transport (carrier) of the session's lanes.
     pub transport: Transport,
     /// Why the client took this carrier.
     pub reason: String,
-    /// Whether its control connection is open.
+    /// Whether the session's control connection is open.
     pub connected: bool,
     /// Number of times that the control connection was cut.
     pub cuts: u64,
     /// Number of lane recoveries.
     pub recoveries: u64,
-    /// Number of frames that appliers have refused.
+    /// Number of the session's frames that appliers have refused.
     pub refused: u64,
 }
 
@@ -147,7 +149,7 @@ pub struct ClockStatus {
     pub worker: WorkerId,
     /// Number of the thread in its worker.
     pub thread: u32,
-    /// Number of the thread's ticks that all appliers of the server have consumed.
+    /// Number of the thread's ticks that all appliers of the server that have answered have consumed.
     pub clock: u64,
 }
 
@@ -211,7 +213,7 @@ impl ServerStatus {
 }
 
 /// Returns the text in a form that a status field accepts: control characters become spaces, and it is truncated to
-/// [`STATUS_TEXT_BYTES_MAX`] bytes.
+/// at most [`STATUS_TEXT_BYTES_MAX`] bytes, between characters.
 pub fn status_text(text: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut text: String = text.chars().map(clean).collect();

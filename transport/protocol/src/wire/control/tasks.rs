@@ -20,16 +20,16 @@ pub enum TaskKind {
     Evaluate,
     /// Writes a prediction for each record.
     Predict,
-    /// Saves the model. It has no records.
+    /// Saves the model. The task has no records.
     Save,
-    /// Does what one worker does once at the end. It has no records.
+    /// Does what one worker does once at the end. The task has no records.
     End,
 }
 
 /// Unit in which the range of a shard counts: bytes or records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskUnit {
-    /// Bytes of the content, decompressed: the records that start in the range.
+    /// Bytes of the decompressed content: the shard has the records that start in the range.
     Bytes,
     /// Records of the source, counted from 0.
     Records,
@@ -39,9 +39,10 @@ pub enum TaskUnit {
 /// the data of one task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskShard {
-    /// Path of the file, or name of the source; empty for a count of records.
+    /// Path of the file, or name of the source; empty in a queue with [`QueueSpec::records`] or a task without
+    /// records.
     pub path: String,
-    /// First byte or record.
+    /// First byte or record, from 0.
     pub first: u64,
     /// End of the range, exclusive.
     pub end: u64,
@@ -58,58 +59,62 @@ pub struct QueueSpec {
     pub kind: TaskKind,
     /// The data as the program names it: a path, a pattern, or a name of its own.
     pub source: String,
-    /// Bytes or records of a task, as the shards count; the last task of a shard may be smaller.
+    /// Bytes or records of a task, in the unit of its shard; at least 1. The last task of a shard may be smaller.
     pub task_size: u64,
     /// Passes over the data; 0: without end.
     pub epochs: u32,
     /// Whether a pass begins when all tasks of the one before are finished. Otherwise passes overlap.
     pub strict_epochs: bool,
-    /// Order of the tasks of each pass; `None`: the order of the shards.
+    /// Seed of the random order of the tasks, another one in each pass; `None`: the order of the shards.
     pub seed: Option<u64>,
-    /// Tasks without records that follow when all others are finished, one after another.
+    /// Tasks without records that follow when all others are finished or left out, one after another.
     pub finals: Vec<TaskKind>,
-    /// Failures of a task by itself after which it is left out.
+    /// Number of reported failures of a task after which it is left out; at least 1.
     pub failures_max: u32,
     /// Shortest time in milliseconds after which a task is taken back from its worker.
     pub timeout_ms: u64,
-    /// Multiple of the median time of a task after which it is taken back, if that is longer.
+    /// Multiple of the median time of a task after which it is taken back, if longer than `timeout_ms`. There is a
+    /// median from 10 finished tasks on.
     pub timeout_factor: u32,
-    /// Shortest time in milliseconds after which a task is given to a second worker too.
+    /// Shortest time in milliseconds after which a task is given to a second worker too; never before 10 tasks have
+    /// finished.
     pub straggler_ms: u64,
-    /// Multiple of the median time of a task after which a second worker also gets it, if that is longer.
+    /// Multiple of the median time of a task after which a second worker also gets it, if longer than
+    /// `straggler_ms`.
     pub straggler_factor: u32,
-    /// Number of workers lost while they had the task, after which it is left out.
+    /// Number of workers lost while they had a task after which the task is left out; at least 1.
     pub losses_max: u32,
-    /// Maximum tasks of the queue that a worker has at once, over all its threads; 0: without limit.
+    /// Maximum number of unreported tasks of the queue that a worker has at once, over all its threads; 0: no limit.
     pub held_max: u32,
-    /// Number of finished tasks with records after which the queue hands out no other one; 0: without limit.
+    /// Number of finished tasks with records after which no other task with records is handed out, only `finals`; 0:
+    /// no limit.
     pub steps_max: u64,
-    /// Number of records of data that the program reads itself; `None`: the shards are of a source. The only shard
-    /// of such a queue is the records from 0 to this number.
+    /// Number of records of data that the program reads itself. The only shard of the queue is then the records from
+    /// 0 to this number. `None`: the shards are of `source`.
     pub records: Option<u64>,
-    /// Seed of the order of single records in each pass, of a queue with `records`: the shards of tasks are then
-    /// positions in this order. `None`: they are record numbers.
+    /// Seed of the order of single records in each pass, only with `records`: the shards of tasks are then positions
+    /// in this order. `None`: the shards are record numbers.
     pub record_seed: Option<u64>,
 }
 
 /// Delivery of a task to a worker: which records, in which pass, and under which delivery number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
-    /// Number of this delivery: of all that the coordinator makes, it is used once.
+    /// Number of this delivery, different from those of all other deliveries of the coordinator.
     pub delivery: u64,
-    /// Number of the task in its queue. A task that is given again keeps it.
+    /// Number of the task in its queue. A task that is given again keeps its number.
     pub number: u64,
     /// Kind of the task.
     pub kind: TaskKind,
     /// Pass over the data, from 0.
     pub epoch: u32,
-    /// Its records; an empty range for a task without records.
+    /// Records of the task; an empty range for a task without records.
     pub shard: TaskShard,
-    /// Failures of this task so far.
+    /// Number of failures of this task that workers have reported so far.
     pub failures: u32,
 }
 
-/// A task that the coordinator left out because it failed too often, with the reason of the last failure.
+/// A task that the coordinator left out because it failed too often or too many workers were lost with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// Number of the task in its queue.
@@ -118,36 +123,37 @@ pub struct LeftOut {
     pub kind: TaskKind,
     /// Pass over the data, from 0.
     pub epoch: u32,
-    /// Range of its records.
+    /// Records of the task; an empty range for a task without records.
     pub shard: TaskShard,
-    /// Reason of the last failure.
+    /// Reason of the last failure as the worker reported it, or the number of lost workers in words.
     pub reason: String,
 }
 
-/// Counters of a task queue since it was made: tasks, deliveries, failures and records.
+/// Counters of a task queue since it was made: tasks, deliveries, failures and records. All but `tasks` and `open`
+/// only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueCounters {
-    /// Tasks of one pass.
+    /// Number of tasks of one pass, without final ones.
     pub tasks: u64,
     /// Passes that have begun.
     pub epochs: u32,
-    /// Tasks that are finished; each counts once.
+    /// Tasks of all passes that are finished, final ones included; each counts once.
     pub finished: u64,
     /// Records of the finished tasks, as their workers counted them.
     pub records: u64,
     /// Deliveries of tasks to workers.
     pub given: u64,
-    /// Tasks that workers have now.
+    /// Tasks that workers have now, or that are finished while servers still apply their pushes.
     pub open: u64,
-    /// Tasks taken back from workers that were lost or have left.
+    /// Deliveries taken back from workers that were lost or have left.
     pub recovered: u64,
-    /// Tasks taken back because their time was over.
+    /// Deliveries taken back because their time was over.
     pub timeouts: u64,
     /// Deliveries to a second worker.
     pub stragglers: u64,
     /// Failures that workers reported.
     pub failures: u64,
-    /// Reports of deliveries that counted no more.
+    /// Reports of deliveries that no longer counted when the report came; a repeated report counts once.
     pub late: u64,
     /// Tasks that are left out.
     pub left_out: u64,
@@ -160,7 +166,7 @@ pub struct QueueStatus {
     pub counters: QueueCounters,
     /// The first tasks that were left out, at most [`TASK_LEFT_OUT_LISTED`].
     pub left_out: Vec<LeftOut>,
-    /// Whether no task will follow.
+    /// Whether all tasks are finished or left out, so that none will follow.
     pub is_over: bool,
 }
 
@@ -171,40 +177,41 @@ pub struct QueueSummary {
     pub name: String,
     /// Counters of the queue.
     pub counters: QueueCounters,
-    /// Whether no task will follow.
+    /// Whether all tasks are finished or left out, so that none will follow.
     pub is_over: bool,
 }
 
-/// Request of a worker to the coordinator about tasks: opens a queue, takes a task, or reports one.
+/// Request of a worker to the coordinator about tasks: opens a queue, takes a task, reports one, or reads a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskRequest {
-    /// Makes a queue, or finds the one of the same name if its definition is equal. Answer:
+    /// Makes a queue, or finds the queue of that name; refused if the definition of that queue differs. Answer:
     /// [`TaskAnswer::Queue`].
     Open {
         /// Definition of the queue.
         spec: QueueSpec,
-        /// The data of a new queue; `None` to ask whether it is there.
+        /// The data of a new queue, ignored if the queue exists; `None` to find the queue without making it.
         shards: Option<Vec<TaskShard>>,
     },
     /// Asks for a task. Answer: [`TaskAnswer::Task`], [`TaskAnswer::Wait`], or [`TaskAnswer::Over`].
     Take {
         /// Number of the queue.
         queue: u32,
-        /// Milliseconds for which the coordinator keeps the request if there is no task.
+        /// Milliseconds for which the coordinator keeps the request if there is no task now; 0: it answers at once.
         wait_ms: u64,
     },
-    /// Reports a finished task. Its marks are behind its pushes, and all appliers have them. Answer:
-    /// [`TaskAnswer::Reported`], when all servers have applied the pushes.
+    /// Reports a finished task. Before, the worker has sent a TASK frame behind the task's pushes on each lane that
+    /// carried them, and the appliers have the frames. Answer: [`TaskAnswer::Reported`], if the report counts when
+    /// all servers have applied the pushes.
     Done {
         /// Number of the queue.
         queue: u32,
         /// Number of the delivery.
         delivery: u64,
-        /// Thread of the worker that has the task.
+        /// Number of the worker's thread that has the task.
         thread: u32,
-        /// Number of its records.
+        /// Number of the task's records, as the worker counted them.
         records: u64,
-        /// Whether servers hold pushes of it.
+        /// Whether servers hold pushes of the task, which they apply if the report counts.
         pushed: bool,
     },
     /// Reports a task that failed. Answer: [`TaskAnswer::Reported`].
@@ -216,7 +223,7 @@ pub enum TaskRequest {
         /// Cause of the failure, for people.
         reason: String,
     },
-    /// Reads what a queue has done. Answer: [`TaskAnswer::Over`].
+    /// Reads the state of a queue. Answer: [`TaskAnswer::Over`], whether or not the queue is over.
     Status {
         /// Number of the queue.
         queue: u32,
@@ -227,24 +234,26 @@ pub enum TaskRequest {
 /// state of a queue, or whether a report counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TaskAnswer {
-    /// Number of the queue; `None` if it is not there, and is made with its shards.
+    /// Number of the queue; `None` if there is none of the name and the request had no shards to make it from.
     Queue(Option<u32>),
     /// The task that the worker has from now on.
     Task(Task),
-    /// There is no task now: others have the last ones, and may not finish them.
+    /// There is no task for this worker now, and one may follow: others may not finish theirs, or the worker has
+    /// `held_max` tasks.
     Wait,
-    /// State of the queue. After [`TaskRequest::Take`] there is no further task.
+    /// State of the queue. As an answer to [`TaskRequest::Take`] it means that no task will follow.
     Over(QueueStatus),
-    /// The report has arrived. Whether it counts: not that of a task which was taken back, or which another
-    /// worker finished first.
+    /// The report has arrived. It does not count if the task was taken back before, or another worker finished it
+    /// first.
     Reported {
-        /// Whether the task is finished by this report, or has failed.
+        /// Whether the report counts: the task is finished, or its failure is noted. A repeated report gets the
+        /// first answer.
         counted: bool,
     },
 }
 
 impl TaskShard {
-    /// Returns the number of bytes or records in the range.
+    /// Returns the number of bytes or records in the range; 0 if it ends before it begins.
     pub const fn size(&self) -> u64 {
         self.end.saturating_sub(self.first)
     }
@@ -286,7 +295,8 @@ impl QueueSpec {
         Ok(())
     }
 
-    /// Checks that a queue over a number of records has them as its only shard.
+    /// Checks that a queue with `records` has the range from 0 to that number as its only shard. Accepts all shards
+    /// of other queues.
     fn validate_shards(&self, shards: &[TaskShard]) -> Result<(), WireError> {
         let Some(records) = self.records else {
             return Ok(());

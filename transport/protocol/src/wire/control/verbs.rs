@@ -17,7 +17,7 @@ use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VER
 use crate::wire::WireError;
 use crate::wire::error::at_most;
 
-/// Largest queue pair number and packet sequence number: both have 24 bits.
+/// Largest value of a queue pair number and of a packet sequence number, which have 24 bits each.
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 /// Largest unicast LID of an InfiniBand subnet; larger ones are multicast.
 const LID_MAX: u16 = 0xbfff;
@@ -48,9 +48,9 @@ pub enum VerbsLink {
 pub struct VerbsPort {
     /// Link layer of the port.
     pub link: VerbsLink,
-    /// The GID: on Ethernet a RoCE v2 entry, on InfiniBand the subnet prefix and the port's GUID.
+    /// GID of the port, not all 0: on Ethernet a RoCE v2 entry, on InfiniBand the subnet prefix and the port's GUID.
     pub gid: [u8; 16],
-    /// Prefix bits of the subnet of the GID; an IPv4 address has at most 32.
+    /// Prefix bits of the GID's subnet, at most 128; of an IPv4 address counted in its 32 bits.
     pub subnet_bits: u8,
     /// LID of the InfiniBand subnet manager; 0 on Ethernet, or if unknown.
     pub sm_lid: u16,
@@ -58,9 +58,10 @@ pub struct VerbsPort {
     pub pkey: u16,
     /// Rate in Mb/s, 0 if unknown.
     pub rate_mbps: u32,
-    /// Preference of the user, 0 first. Ports of one tier are ranked by what both ends know of them.
+    /// Rank in the user's order of preference, 0 first. Other properties of both ends rank ports of one tier.
     pub tier: u8,
-    /// Position of the port among those of its host, by name: equal hosts have equal cables.
+    /// Position of the port among those of its host, by name. Equal positions are preferred: where hosts are cabled
+    /// alike they lead to one switch.
     pub position: u8,
 }
 
@@ -76,7 +77,7 @@ pub struct VerbsPath {
 /// How an applier learns of a new tail record, which the client writes after a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerbsTails {
-    /// The client signals the tail: a WRITE with immediate data.
+    /// The client signals the tail record: it writes it by a WRITE with immediate data.
     Signalled,
     /// The applier polls the tail record and never sleeps: a plain WRITE is enough.
     Polled,
@@ -87,32 +88,34 @@ pub enum VerbsTails {
 pub struct PairAddr {
     /// Queue pair number on its device; 24 bits.
     pub qpn: u32,
-    /// Sequence number of the first packet that it sends; 24 bits, random.
+    /// Sequence number of the first packet that the pair sends; 24 bits, random.
     pub psn: u32,
 }
 
 /// Address, limits and queue pairs of one end of a verbs lane, as both ends exchange them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsEnd {
-    /// Link layer of its port; both ends must have the same.
+    /// Link layer of this end's port; both ends must have equal ones.
     pub link: VerbsLink,
-    /// GID of its port: on Ethernet the RoCE v2 entry of its IP address.
+    /// GID of this end's port: on Ethernet the RoCE v2 entry of its IP address. All 0 is valid on InfiniBand only.
     pub gid: [u8; 16],
-    /// LID of its port; 0 on Ethernet.
+    /// LID of this end's port, 1 to 0xbfff; 0 on Ethernet.
     pub lid: u16,
-    /// Bytes of its port's active MTU; the path has the smaller one of both ends.
+    /// Active MTU of this end's port in bytes; packets have the smaller MTU of both ends.
     pub mtu: u16,
-    /// READs and atomics that each of its pairs answers at once.
+    /// Number of READs and atomics that each pair of this end answers at once; not 0 at a server.
     pub reads: u8,
-    /// READs and atomics that each of its pairs can have in flight at once.
+    /// Number of READs and atomics that each pair of this end can have in flight at once; not 0 at a client.
     pub reads_out: u8,
-    /// Receives that it keeps posted on the pair that pushes: the signals that it can take unseen.
+    /// Number of receive requests that this end keeps posted on the first pair: so many signals of the other end it
+    /// can take before it looks at them.
     pub receives: u16,
-    /// The pair that pushes, then those that pull.
+    /// The pair that pushes, then one to four that pull.
     pub pairs: Vec<PairAddr>,
-    /// P_Key of its pairs: 15 bits of partition, and bit 15 for full membership.
+    /// P_Key of this end's pairs: 15 bits of partition number, not 0, and bit 15 for full membership.
     pub pkey: u16,
-    /// ECE options: those that a client's device offers, and those that a server's has taken of them.
+    /// ECE options: of a client those that its device offers, of a server those of them that its device has taken.
+    /// `None`: the pairs connect without ECE.
     pub ece: Option<VerbsEce>,
 }
 
@@ -132,14 +135,14 @@ pub struct VerbsEce {
 pub struct VerbsConnect {
     /// Applier of the lane.
     pub applier: ApplierId,
-    /// Nonce of the lane from Attach or Recover; valid once.
+    /// Nonce of the lane from the answer to Attach or Recover; valid once.
     pub nonce: u64,
     /// Client end of the lane.
     pub end: VerbsEnd,
-    /// Mailbox of the lane, for the server to write; its key is an rkey.
+    /// Mailbox of the lane, for the server to write; its key is an rkey, its length that of the lane's ring size.
     pub mailbox: Remote,
-    /// Whether the client asks for atomics on the server's counters: pushes are counted, and its device
-    /// has them.
+    /// Whether the client asks for atomics on the server's counters: pushes are counted, and the client's device has
+    /// atomics.
     pub atomics: bool,
 }
 
@@ -153,9 +156,9 @@ pub struct VerbsConnected {
     pub end: VerbsEnd,
     /// Inbox of the lane, for the client to write; its key is an rkey, its address 0.
     pub inbox: Remote,
-    /// The key directory: the rkeys of the server's regions, one cell per region.
+    /// The key directory, for the client to read: the rkeys of the server's regions, one cell per region.
     pub directory: Remote,
-    /// Salt of each cell's checksum.
+    /// Salt of the checksum of each cell of the directory.
     pub directory_salt: u64,
     /// How the client is to write the tails of its pushes.
     pub tails: VerbsTails,
@@ -231,8 +234,7 @@ impl VerbsEnd {
 }
 
 impl VerbsConnect {
-    /// Checks all fields as the decoder of control frames does. For requests that came in another format, which their
-    /// receiver checks itself.
+    /// Checks all fields as the decoder of control frames does. For the receiver of a request in another format.
     ///
     /// # Errors
     /// [`WireError::Malformed`] or another reason why no lane can have these values.
