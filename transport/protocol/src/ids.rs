@@ -38,7 +38,7 @@ id!(
     ApplierId(u16)
 );
 id!(
-    /// Rank of a worker, `0..workers`.
+    /// Rank of a worker, `0..workers`. Ranks from [`WORKERS_MAX`] on are those of observers.
     WorkerId(u32)
 );
 impl WorkerId {
@@ -60,7 +60,7 @@ impl WorkerId {
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
 )]
 pub struct WorkerThread {
-    /// Rank of the worker.
+    /// Rank of the worker, or of an observer ([`WorkerId::of_observer`]).
     pub rank: WorkerId,
     /// Number of the thread in its worker; 0 for the worker's first client.
     pub thread: u32,
@@ -110,10 +110,11 @@ id!(
     ClusterId(u64)
 );
 id!(
-    /// Number of a clock domain, `0..64`: the set of tables that tick together.
+    /// Number of a clock domain (a set of tables that tick together), `0..64`.
     DomainId(u8)
 );
 id!(
-    /// Key that a peer presents to name a registered region (an rkey, on verbs).
+    /// Key by which a peer names a registered region. Over verbs, the server's key directory maps it to the device's
+    /// rkey. The keys of that directory and of the memory of a verbs lane are rkeys themselves.
     RegionKey(u32)
 );

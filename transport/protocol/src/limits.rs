@@ -91,7 +91,7 @@ pub const WORKERS_MAX: u32 = 65_536;
 /// their own, so that they take none from workers.
 pub const OBSERVERS_MAX: u32 = 4_096;
 /// Maximum entries of a job's membership file. An entry is a stay of one worker, from the clock of its join to
-/// that of its end. Each server keeps the clocks of each.
+/// the clock of its end. Each server keeps the clocks of every entry.
 pub const SCHEDULE_STAYS_MAX: usize = 65_536;
 /// Largest clock, in ticks, in a job's membership file: three years of ticks of 0.3 us. Larger values are
 /// reserved, for instance for a worker that has finished.
@@ -113,8 +113,9 @@ pub const WORKER_THREADS_MAX: u32 = 256;
 /// Maximum authenticated connections of a server: control connections, and those of lanes that are not yet
 /// handed to an applier. One for each session, and as many again that replace another one or only query.
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
-/// Maximum unauthenticated connections of a server; one more closes the oldest. Bounds what strangers can hold,
-/// and leaves room for all threads of a large job to connect at once.
+/// Maximum unauthenticated connections of a server or coordinator. One more closes a server's oldest; at this number
+/// a coordinator pauses accepting. Bounds what strangers can hold, and leaves room for all threads of a large job to
+/// connect at once.
 pub const UNAUTHENTICATED_CONNECTIONS_MAX: usize = 512;
 /// Maximum jobs that one coordinator serves at a time, each in a namespace of its own.
 pub const JOBS_MAX: usize = 256;
@@ -231,7 +232,8 @@ pub const HANDLES_MAX: usize = 1 << 16;
 /// Maximum cached row locations of a sparse table, which the threads of a worker share; each takes about 15
 /// bytes. Beyond it new entries replace old ones, and a pull asks the server for missing locations.
 pub const LOCATIONS_MAX: usize = 1 << 24;
-/// Maximum one-sided attempts of a consistent read before the client asks the server to copy the rows (gather).
+/// Maximum repetitions of a consistent one-sided read, after the first attempt, before the client asks the server to
+/// copy the rows or blocks (gather).
 pub const PULL_RETRIES_MAX: u32 = 8;
 /// Maximum frame bytes that one applier takes from one ring before it polls its sockets again.
 pub const APPLY_BATCH_BYTES: usize = 64 << 10;
@@ -254,11 +256,11 @@ pub const FILE_CALL_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Maximum bytes of a saved model's manifest: 1,024 tables with two lists of 4,096 partitions, which take 156 KB each,
 /// 1,024 files of 1 KiB, and room.
 pub const MANIFEST_BYTES_MAX: u64 = 256 << 20;
-/// Payload bytes after which the writer closes a chunk of a saved model.
+/// Payload bytes of a chunk of a saved model: the writer closes a chunk that the next record would make larger.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Maximum payload bytes of a chunk of a saved model that a reader accepts: one record more than
-/// [`CHUNK_BYTES`]. The largest record is a block of 256 KiB with twice its bytes of optimizer state, and as
-/// many of step counts.
+/// [`CHUNK_BYTES`]. The largest record is a block of 256 KiB with three times its bytes of optimizer state, and twice
+/// its bytes of step counts.
 pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
 
 "Training files":

@@ -47,7 +47,7 @@ mutants! {
     AtClockOff = "at-clock-off";
     /// A tick leaves the sum of the gradients of a `Reduce::Mean` table undivided.
     MeanWithoutDivision = "mean-without-division";
-    /// A tick divides by the number of pushes instead of the number of workers that pushed.
+    /// A tick divides by the number of pushes instead of the number of threads that pushed.
     MeanOverPushes = "mean-over-pushes";
     /// Servers use the weight of a push as 1.
     WeightIgnored = "weight-ignored";
@@ -57,7 +57,7 @@ mutants! {
     StalenessOffByOne = "staleness-off-by-one";
     /// A client forgets what an encoded push leaves out.
     FeedbackDropped = "feedback-dropped";
-    /// A tick divides by the number of workers that pushed instead of the number of their threads.
+    /// A tick divides by the number of workers that pushed instead of the number of threads that pushed.
     MeanOverRanks = "mean-over-ranks";
     /// A further thread of a worker begins at clock 0 instead of its worker's clock.
     SiblingFromZero = "sibling-from-zero";
@@ -160,7 +160,7 @@ mutants! {
     ChangeNotNoted = "change-not-noted";
     /// A row that is removed after a checkpoint is not noted for the next one.
     RemovalNotNoted = "removal-not-noted";
-    /// A checkpoint is made of the changes since another one than it extends.
+    /// A checkpoint holds the changes since another checkpoint than the one that it extends.
     ChangesSinceAnother = "changes-since-another";
     /// A save that is ended between two of its copies is reported as done, without the rest.
     CancelledSaveIsDone = "cancelled-save-is-done";
@@ -484,7 +484,7 @@ pub struct DeviceMask {
 /// `no-atomics`, `no-windows`, `read-elements=N` and `region-bytes=N`. Unset: none.
 ///
 /// # Panics
-/// If the list has another word: the test would otherwise run on the unmasked device.
+/// If the list has another word, or a number that is none: the test would otherwise run on the unmasked device.
 #[cfg(feature = "mutants")]
 pub fn device_mask() -> DeviceMask {
     static CHOSEN: std::sync::OnceLock<DeviceMask> = std::sync::OnceLock::new();
@@ -540,8 +540,8 @@ pub fn on(mutant: Mutant) -> bool {
     }
 }
 
-/// First call of [`on`]: reads the environment and sets `CHOSEN`. Where reached mutants are recorded, every call
-/// comes here.
+/// First call of [`on`]: reads the environment, sets `CHOSEN` and returns whether `mutant` is active. Where reached
+/// mutants are recorded, every call comes here, records `mutant` and returns false.
 #[cfg(feature = "mutants")]
 #[cold]
 fn first_look(mutant: Mutant) -> bool {
@@ -559,7 +559,7 @@ fn first_look(mutant: Mutant) -> bool {
     *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_MUTANT").ok().and_then(named)) == Some(mutant)
 }
 
-/// Appends the name of a reached mutant to the file, once in this process.
+/// Appends a line with the name of a reached mutant to the file, once in this process. Panics if that fails.
 #[cfg(feature = "mutants")]
 fn record(mutant: Mutant, file: &std::path::Path) {
     use std::io::Write as _;

@@ -59,11 +59,12 @@ pub fn partition_ranges(spec: &TableSpec) -> Option<Ranges> {
 /// Number of partitions that the coordinator selects for a table with
 /// [`PARTITIONS_AUTO`](crate::limits::PARTITIONS_AUTO). `appliers[s]` is the number of appliers of server `s`.
 ///
-/// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense
-/// table up to eight for each applier. Fewer than eight for each applier are rounded up, so that all
-/// appliers own equally many. No partition of a dense table is empty. A table with
+/// At least [`PARTITIONS_DEFAULT`], two for each applier, and one for each [`PARTITION_ELEMENTS`] of a dense table
+/// up to eight for each applier. Each server counts with as many appliers as the server with the most. A number below
+/// eight for each applier is rounded up, so that the appliers of equal servers own equally many. At most
+/// [`PARTITIONS_MAX`], and of a dense table at most one for each row or block, so that none is empty. A table with
 /// [`TableSpec::partition_servers`] or [`TableSpec::partition_starts`] has a partition for each entry of that list
-/// instead.
+/// instead, without these bounds.
 pub fn default_partitions(spec: &TableSpec, appliers: &[u16]) -> u32 {
     if let Some(listed) = spec.listed_partitions() {
         return listed;
@@ -109,7 +110,7 @@ pub struct Owner {
 pub struct Placement(pub Vec<Owner>);
 
 impl Placement {
-    /// Assigns partitions round robin to servers, and those of each server round robin to its appliers.
+    /// Assigns partitions round robin to servers, and the partitions of each server round robin to its appliers.
     /// `appliers[s]` is the number of appliers of server `s`, at least 1.
     pub fn round_robin(partitions: u32, appliers: &[u16]) -> Self {
         let servers = appliers.len().max(1);
@@ -129,8 +130,9 @@ impl Placement {
     }
 
     /// Assigns the partitions of a table: to the servers of [`TableSpec::partition_servers`], and those of each server
-    /// round robin to its appliers; without that list as [`Placement::round_robin`]. `appliers[s]` is the number of
-    /// appliers of server `s`, at least 1. [`TableSpec::check_servers`] checks before that these servers exist.
+    /// round robin to its appliers. Without that list, partitions go round robin to all servers. `appliers[s]` is the
+    /// number of appliers of server `s`, at least 1. [`TableSpec::check_servers`] checks before that the listed servers
+    /// exist.
     ///
     /// # Examples
     /// See [`Placement::on_servers`].

@@ -5,13 +5,13 @@ use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::{inbox_bytes, mailbox_bytes};
 use crate::limits::{VERBS_PUSH_BYTES, VERBS_REGIONS_MAX, VERBS_SEND_BYTES, VERBS_STAGING_BYTES};
 
-/// Offset in bytes at which the copies of writes begin in a send buffer of a verbs lane. The results of its
-/// atomics (old values) take the bytes before.
+/// Offset in bytes at which the copies of writes begin in a send buffer of a verbs lane. The bytes before are for the
+/// results (old values) of the lane's atomic operations.
 pub const VERBS_COPIES_AT: usize = 64;
 
-/// Number of queue pairs of one lane for RDMA READs, 1 to 4, by the number of a server's appliers. READs of one
-/// pair wait for each other. So a client gets at least four pairs to each server, over all its lanes, to keep
-/// the port busy.
+/// Number of queue pairs of one lane for RDMA READs, 1 to 4: four divided by the number of a server's appliers, rounded
+/// up. 0 appliers count as 1. READs of one pair wait for each other. A client therefore gets at least four pairs to
+/// each server, over the lanes of one thread to all appliers, to keep the port busy.
 pub const fn pulling_pairs(appliers: u16) -> usize {
     4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
 }
@@ -25,7 +25,7 @@ pub struct LaneEnd {
     pub completion_queues: usize,
     /// Registered memory regions of the device.
     pub regions: usize,
-    /// Memory windows, where the device has them.
+    /// Memory windows, where the device has them; 0 at the client's end.
     pub windows: usize,
     /// Bytes of registered memory, which is pinned.
     pub pinned_bytes: usize,
@@ -46,7 +46,8 @@ impl LaneEnd {
         }
     }
 
-    /// Objects and memory of the server's end of one lane to a client; parameters as for [`Self::of_client`].
+    /// Objects and memory of the server's end of one lane to a client. The server has `appliers` appliers; `ring_bytes`
+    /// is the data bytes of the lane's ring.
     pub const fn of_server(appliers: u16, ring_bytes: usize) -> Self {
         Self {
             queue_pairs: 1 + pulling_pairs(appliers),
@@ -70,7 +71,7 @@ pub struct JobSize {
     pub processes: u32,
     /// Client threads of each process.
     pub threads: u32,
-    /// Client processes on one host.
+    /// Client processes on one host; counts as at most `processes`.
     pub processes_per_host: u32,
     /// Data bytes of each ring.
     pub ring_bytes: usize,
@@ -86,7 +87,7 @@ pub struct JobCost {
     pub server_lanes: u64,
     /// Queue pairs of one server, over all its lanes.
     pub server_queue_pairs: u64,
-    /// Bytes that one server pins for lanes, and for the key directory of the job. Its tables come on top.
+    /// Bytes that one server pins for its lanes and its key directory. The server's tables come on top.
     pub server_pinned_bytes: u64,
     /// Lanes of one client process.
     pub process_lanes: u64,
@@ -94,9 +95,9 @@ pub struct JobCost {
     pub process_queue_pairs: u64,
     /// Bytes that one client process pins.
     pub process_pinned_bytes: u64,
-    /// Queue pairs of a host with client processes.
+    /// Queue pairs of all client processes of one host.
     pub host_queue_pairs: u64,
-    /// Bytes that the client processes of a host pin.
+    /// Bytes that all client processes of one host pin.
     pub host_pinned_bytes: u64,
     /// TCP connections of one server, if its lanes are TCP lanes: one for each session and one for each lane.
     pub server_tcp_connections: u64,

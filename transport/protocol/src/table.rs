@@ -61,7 +61,7 @@ impl DType {
     }
 
     /// Weights above 0 that a push to a table of this type can carry: the normal numbers of the element type. A smaller
-    /// one would be 0 or coarse there, and a mean divides by it. `None` for integer types.
+    /// weight would be 0 or coarse in this type, and a mean divides by weights. `None` for integer types.
     pub const fn weights(self) -> Option<RangeInclusive<f64>> {
         match self {
             Self::F32 => Some(f32::MIN_POSITIVE as f64..=f32::MAX as f64),
@@ -82,14 +82,15 @@ impl DType {
 pub enum PushOp {
     /// `w += x`, whatever the table's optimizer.
     Sum = 1,
-    /// `w = x`. The last of several equal keys wins.
+    /// `w = x`. Of several assignments to one element, the last wins.
     Assign = 2,
     /// One step of the table's optimizer with gradient `x`.
     Gradient = 3,
     /// `w = min(w, x)` on arrival, whatever the table's optimizer: NaN if either is NaN; of equal values (0 and -0)
     /// the stored one. A new row begins with the table's initial values. Not for tables of ticks.
     Min = 4,
-    /// `w = max(w, x)`, otherwise like [`PushOp::Min`].
+    /// `w = max(w, x)` on arrival, whatever the table's optimizer: NaN if either is NaN; of equal values (0 and -0)
+    /// the stored one. A new row begins with the table's initial values. Not for tables of ticks.
     Max = 5,
 }
 
@@ -119,8 +120,8 @@ impl PushOp {
     }
 }
 
-/// Initial values of a row. Each element depends only on the table's seed, the row's key and the column
-/// (counter-based random numbers). So it is the same on any number of servers.
+/// Initial values of a row. Each element depends only on the table's seed, the row's key or index, and the column
+/// (counter-based random numbers). The values are therefore the same on any number of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Init {
     /// All elements are zero.
@@ -157,7 +158,7 @@ impl Init {
     }
 
     /// Glorot's normal distribution of initial weights: mean 0, standard deviation the square root of 2 /
-    /// (inputs + outputs).
+    /// (inputs + outputs). Creation refuses a table if both counts are 0.
     pub fn xavier_normal(inputs: u32, outputs: u32) -> Self {
         Self::spread((2.0 / (f64::from(inputs) + f64::from(outputs))).sqrt())
     }
@@ -169,6 +170,7 @@ impl Init {
     }
 
     /// He's normal distribution of initial weights: mean 0, standard deviation the square root of 2 / inputs.
+    /// Creation refuses a table if the count is 0.
     pub fn kaiming_normal(inputs: u32) -> Self {
         Self::spread((2.0 / f64::from(inputs)).sqrt())
     }
@@ -183,12 +185,14 @@ impl Init {
     }
 }
 
-/// How a tick combines the values that several workers pushed to one row.
+/// How a tick combines the gradients that client threads pushed to one row, or to one block of a range table. Pushed
+/// sums are added up in both cases, and of assignments the last wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduce {
-    /// Sum of the pushed values.
+    /// Sum of the pushed gradients, each multiplied by the weight of its push.
     Sum,
-    /// Sum divided by the number of workers that pushed the row.
+    /// The sum divided by the total weight of the client threads that pushed a gradient to the row or block. A thread
+    /// counts once, with the largest weight of its pushes; a push without a weight has 1. A total of 0: no step.
     Mean,
 }
 
@@ -197,7 +201,8 @@ pub enum Reduce {
 pub enum Apply {
     /// On arrival at the applier.
     Immediate,
-    /// At the tick that closes its iteration: reduced in rank order, one optimizer step per row.
+    /// At the tick that closes the iteration of the push. Gradients are combined as the field says, in the order of
+    /// ranks, and take one optimizer step per row (of a range table: per element).
     #[serde(rename = "AtClock")] // the word of manifests, docs/FORMAT.md
     AtTick(Reduce),
 }
@@ -214,7 +219,8 @@ pub enum Shape {
         /// Layout of the table in memory.
         layout: DenseLayout,
     },
-    /// Maps a 64-bit key to a row of `dim` elements, created at first access.
+    /// Maps a 64-bit key to a row of `dim` elements. The row is created by the first push to its key, by a function call
+    /// on its key, or by a pull that asks for missing rows to be created. [`KeyOptions::admit_after`] may delay that.
     Sparse {
         /// Elements of a row.
         dim: u32,
@@ -230,7 +236,8 @@ pub enum DenseLayout {
     Blocks {
         /// Bytes of a block; a power of two, 4 KiB to 256 KiB.
         block_bytes: u32,
-        /// Whether the table is double buffered with a snapshot descriptor (needs [`Apply::AtTick`]).
+        /// Whether the table is a snapshot table: [`TableSpec::versions`] buffers, one a version, and a snapshot record
+        /// for each partition (needs [`Apply::AtTick`]).
         snapshot: bool,
     },
 }
@@ -238,7 +245,7 @@ pub enum DenseLayout {
 /// Complete definition of a table. Creating a name twice with equal definitions gives one table.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct TableSpec {
-    /// Unique name in the namespace; 1 to 128 bytes of UTF-8.
+    /// Unique name in the namespace; 1 to 128 bytes of UTF-8, without control characters.
     pub name: String,
     /// Number of rows and their addressing.
     pub shape: Shape,
@@ -256,32 +263,32 @@ pub struct TableSpec {
     pub finite_check: bool,
     /// Clock domain; tables of one domain tick together.
     pub domain: DomainId,
-    /// Number of virtual partitions; fixed for the table's life.
+    /// Number of virtual partitions, fixed for the table's life. 0 in a request: the coordinator selects it.
     pub partitions: u32,
-    /// Changes of gradients before the rule, and the first state of a row.
+    /// Changes of gradients before the rule, and the initial accumulator of new rows.
     #[serde(default)]
     pub gradient: GradientOptions,
-    /// Whether an applier writes the result of each row and block into its redo record before it stores it.
-    /// Costs a second copy and a checksum a row. A successor process reads the record if `durability` is
-    /// [`Durability::Warm`].
+    /// Whether an applier writes each new value of a row or block into its redo record before it stores the value in
+    /// the table. Costs a second copy and a checksum a row. A successor process reads the record if `durability` is
+    /// [`Durability::Warm`], which implies `redo`.
     #[serde(default)]
     pub redo: bool,
     /// When keys of a sparse table get rows, and when rows are deleted.
     #[serde(default)]
     pub keys: KeyOptions,
     /// Number of versions that a snapshot table has memory for, the one that is being built included: 2 to
-    /// [`VERSIONS_MAX`](crate::limits::VERSIONS_MAX). All but two of them can be pinned.
+    /// [`VERSIONS_MAX`](crate::limits::VERSIONS_MAX). All but two of them can be pinned. 2 for other tables.
     #[serde(default = "versions_default")]
     pub versions: u32,
     /// What of the table outlives a server process.
     #[serde(default)]
     pub durability: Durability,
     /// Server of each partition, by partition number; `None` for all servers in turn. The coordinator selects the
-    /// applier within the server, in turn. Its length is the number of partitions.
+    /// applier within the server, in turn. The list has one entry for each partition.
     #[serde(default)]
     pub partition_servers: Option<Vec<ServerId>>,
     /// First row (tables by rows) or element (range tables: a multiple of the elements of a block) of each partition of
-    /// a dense table, ascending from 0; `None` for near-equal partitions. Its length is the number of partitions.
+    /// a dense table, strictly ascending from 0; `None` for near-equal partitions. One entry for each partition.
     #[serde(default)]
     pub partition_starts: Option<PartitionStarts>,
 }
@@ -303,15 +310,16 @@ pub struct KeyOptions {
     /// Ticks of the table's domain without a push after which a row is deleted; 0 for never.
     #[serde(default)]
     pub expire_after: u32,
-    /// Number of the push of a key that creates its row; 0 and 1 for the first one. The pushes before it are
-    /// dropped. For tables that apply pushes on arrival.
+    /// Number of the push of a key that creates its row; 0 and 1 for the first one. Above 1, earlier pushes are dropped,
+    /// pulls create no row, and the count is approximate: a row may come earlier or a few pushes later. For tables that
+    /// apply pushes on arrival.
     #[serde(default)]
     pub admit_after: u8,
 }
 
 impl KeyOptions {
-    /// Whether all options have their default, 0. An `admit_after` of 1 counts as set, although it has the same
-    /// meaning.
+    /// Whether all options have their default, 0. An `admit_after` of 1 counts as set, although it has the meaning
+    /// of 0.
     pub const fn is_none(&self) -> bool {
         self.expire_after == 0 && self.admit_after == 0
     }
@@ -385,8 +393,8 @@ impl Serialize for TableSpec {
     }
 }
 
-/// Names of the tables that calls of the client create by themselves: collective calls two, then `set_position`, and the
-/// watcher of the walltime.
+/// Names of the tables that calls of the client create by themselves: two of collective calls, one of `set_position`,
+/// and one of the watcher of the walltime.
 pub const LIBRARY_TABLES: [&str; 4] = [
     "tidewater/collective",
     "tidewater/collective-parts",
@@ -415,8 +423,9 @@ impl TableSpec {
         self.redo || matches!(self.durability, Durability::Warm)
     }
 
-    /// Whether the partitions of `other`'s elements are those of this table: equal shape, number of partitions, their
-    /// servers and starts. Elements of one index then lie on one applier.
+    /// Whether this table and `other` have equal shape, number of partitions, servers of partitions and starts of
+    /// partitions. If their elements also have one size, which is not compared, elements of one index then lie on one
+    /// applier: the blocks of range tables depend on that size.
     pub fn is_placed_like(&self, other: &Self) -> bool {
         (self.shape, self.partitions) == (other.shape, other.partitions)
             && self.partition_servers == other.partition_servers

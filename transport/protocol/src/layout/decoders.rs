@@ -105,8 +105,8 @@ fn settings_payload(bytes: &[u8]) {
     }
 }
 
-/// Decodes as many encoded elements as the input has bytes for. Their number is computed from the input's length, which
-/// a fuzzer would not guess.
+/// Decodes as many encoded elements as the input has bytes for, at most 8 times the first byte, which also selects the
+/// encoding. The length of the encoded bytes is computed, because a fuzzer would not guess it.
 fn encoded_values(bytes: &[u8]) {
     let [first, rest @ ..] = bytes else { return };
     let Some(code) = EncodingCode::from_code(first % 5) else {

@@ -2,15 +2,15 @@
 //!
 //! A table with layout `blocks` is one vector of `rows x cols` elements cut into blocks. The last block
 //! is short in use but complete in memory. Each block has a version word in a separate array: `{seq
-//! u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a wrong tag.
+//! u32: even stable, odd being written; tag u32}`. A torn word has a wrong tag.
 //! `docs/PROTOCOL.md` describes the protocol of the readers.
 
 use super::hash::mix32;
 use super::{pack, unpack};
 use crate::table::PartitionStarts;
 
-/// Version word of a block: a self-validating 32-bit sequence number, `seq | mix32(seq ^ salt) << 32`. Even:
-/// the block is stable; odd: it is being written (seqlock).
+/// Version word of a block: a self-validating 32-bit sequence number, `seq | tag << 32`. The tag is `mix32(seq ^ low
+/// half of salt) ^ high half of salt`. `seq` even: the block is stable; odd: the block is being written (seqlock).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaggedU32(pub u64);
 
@@ -33,8 +33,8 @@ impl TaggedU32 {
         }
     }
 
-    /// Number of completed stores of the block: half of the sequence number, without a check of the tag. 1 when
-    /// the block was created. Wraps after 2^31 stores.
+    /// Number of completed stores of the block: half of the sequence number, without a check of the tag. The initial
+    /// values count as one store. Wraps after 2^31 stores.
     #[inline]
     pub const fn stores(self) -> u64 {
         (unpack(self.0).0 / 2) as u64
@@ -127,8 +127,8 @@ impl Ranges {
         self.count == 0
     }
 
-    /// Returns the number of the range that holds item `thing`. It must be below `count`; without items the call
-    /// panics. Cost: a division, or a binary search of the list.
+    /// Returns the number of the range that holds item `thing`, which must be below `count`. Cost: a division, or a
+    /// binary search of the list.
     #[inline]
     pub fn part_of(&self, thing: u64) -> u32 {
         if let Some(Listed { starts, unit }) = &self.listed {
@@ -155,10 +155,11 @@ pub struct RangeIndex {
 }
 
 impl RangeIndex {
-    /// Maximum number of ranges by which [`Self::guess`] is below the right range. It is never above it.
+    /// Maximum number of ranges by which [`Self::guess`] is below the right range. A guess is never above that range.
     pub const GUESS_OFF_MAX: u32 = 2;
 
-    /// Precomputes the division of near-equal `ranges`. If there are no items, each guess is range 0.
+    /// Precomputes the division of `ranges`, which must be near-equal and not listed. If there are no items, each guess
+    /// is range 0.
     pub const fn new(ranges: &Ranges) -> Self {
         let (count, parts) = (ranges.count, ranges.parts as u64);
         if count == 0 {

@@ -47,7 +47,7 @@ impl KeyCell {
     }
 
     /// Decodes a cell that a client read; `None` if its checksum does not match: torn, empty, or of another
-    /// directory.
+    /// directory or number. `salt` is that of the directory, `index` the number of the region, from 0.
     pub fn from_bytes(bytes: &[u8; KEY_CELL_BYTES], salt: u64, index: u32) -> Option<Self> {
         let cell = Self {
             key: RegionKey(u32::try_from(word_at(bytes, 0)).ok()?),

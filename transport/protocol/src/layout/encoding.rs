@@ -96,8 +96,9 @@ const fn is_block(elements: u32) -> bool {
     ENCODING_BLOCK_MIN <= elements && elements <= ENCODING_BLOCK_MAX
 }
 
-/// Returns the number of bytes that `elements` values take in this encoding. Only for Int8 are `bytes`, the encoded
-/// values, read: the first 4 hold the block size. `None` if it is out of range or `bytes` is shorter.
+/// Returns the number of bytes that `elements` encoded values take. `bytes` are the encoded values, of which only the
+/// block size of Int8 is read, from the first 4 bytes. `None` if the block size of Int8 is out of range, or if `bytes`
+/// has fewer than 4 bytes with Int8.
 pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Option<usize> {
     match code {
         EncodingCode::Bf16 | EncodingCode::F16 => Some(2 * elements),
@@ -114,7 +115,8 @@ pub fn encoded_bytes(code: EncodingCode, elements: usize, bytes: &[u8]) -> Optio
 /// elements of `dtype`: f64 for [`DType::F64`], else f32. Cost: one pass; at most 8 bytes for each byte of `bytes`.
 ///
 /// # Errors
-/// The expected number of bytes, where `bytes` has another; 0 for an Int8 block size out of range. `out` is unchanged.
+/// The expected number of bytes, where `bytes` has another; 0 for an Int8 block size that is out of range or missing.
+/// `out` is unchanged.
 pub fn decode(
     code: EncodingCode,
     elements: usize,
@@ -154,8 +156,8 @@ fn pairs(bytes: &[u8]) -> impl Iterator<Item = u16> + '_ {
 }
 
 /// Encodes finite `values` into `out`, which is cleared first. Replaces each of `values` by the value that the receiver
-/// decodes, so that the caller can compute the rounding error and keep it. [`PushEncoding::Exact`] gives elements of
-/// `dtype`.
+/// decodes, so that the caller can compute the rounding error and keep it. `dtype` matters for [`PushEncoding::Exact`]
+/// only, which gives f64 for [`DType::F64`], else f32.
 pub fn encode(encoding: PushEncoding, dtype: DType, values: &mut [f64], out: &mut Vec<u8>) {
     out.clear();
     match encoding {
@@ -206,7 +208,7 @@ fn each<const N: usize>(
     }
 }
 
-/// Rounds to the nearest f32. Values beyond the largest finite f32 become that one; NaN stays NaN.
+/// Rounds to the nearest f32. Values beyond the finite range become plus or minus the largest f32; NaN stays NaN.
 pub const fn saturated(value: f64) -> f32 {
     value.clamp(-(f32::MAX as f64), f32::MAX as f64) as f32
 }

@@ -12,15 +12,15 @@ const EXTENT: u64 = u64::from_le_bytes(*b"extent-e");
 /// registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentEntry {
-    /// Address of its first row, in the address space of `key`.
+    /// Address of the extent's first row, in the address space of `key`.
     pub base: u64,
-    /// Key of the region that holds it.
+    /// Key of the region that holds the extent.
     pub key: RegionKey,
-    /// Number of rows that it holds.
+    /// Number of slots for rows in the extent.
     pub slots: u32,
     /// Length of the extent in bytes.
     pub len: u64,
-    /// Salt of its rows' checksums; it changes each time the extent is given to a table.
+    /// Salt of the checksums of the extent's rows. Changes each time the extent is given to a table.
     pub salt: u64,
 }
 

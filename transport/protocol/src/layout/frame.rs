@@ -56,9 +56,9 @@ pub enum FrameKind {
     Reduce = 9,
     /// Deletes the rows of `count` keys.
     Delete = 10,
-    /// Lists the stored keys of the partition: see [`super::scan`]. They go into the reply slot.
+    /// Lists the stored keys in some slots of the partition: see [`super::scan`]. The keys go into the reply slot.
     Scan = 11,
-    /// Pins version `clock` of a table for the session: its buffer, a u64, goes into the reply slot.
+    /// Pins version `clock` of a table for the session. The number of its buffer, a u64, goes into the reply slot.
     Pin = 12,
     /// Ends the session's pin of version `clock` of a table.
     Unpin = 13,
@@ -68,7 +68,8 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Whether the frame changes rows of a table: a push, a function that stores, or a deletion.
+    /// Whether the kind changes rows of a table: a push, a function that stores, or a deletion. A CLOCK or TASK frame,
+    /// which may let earlier pushes take effect, does not count.
     pub const fn is_push(self) -> bool {
         matches!(
             self,
@@ -111,9 +112,9 @@ pub struct FrameFlags {
     pub create: bool,
     /// Whether a weight follows the values of a push.
     pub weight: bool,
-    /// Encoding of a push's values; `None` for elements of the type.
+    /// Lossy encoding of a push's values; `None` for exact elements of the type `dtype`.
     pub encoding: Option<EncodingCode>,
-    /// Whether the push is part of a task, and takes effect when that is finished.
+    /// Whether the push is part of a task, and takes effect when the task is finished.
     pub task: bool,
 }
 
@@ -189,19 +190,20 @@ pub struct FrameHeader {
     pub seq: u64,
     /// Nonce of the session.
     pub session: u64,
-    /// Payload bytes in use after the header.
+    /// Payload bytes in use after the header, without the padding.
     pub payload_len: u32,
-    /// Number of rows, elements or keys.
+    /// Number of rows, keys, elements or slots; 1 or 0 in a TASK frame.
     pub count: u32,
     /// Number of the table.
     pub table: u32,
-    /// Partition, domain of a CLOCK frame, or [`PARTITION_ANY`].
+    /// Number of the partition, or [`PARTITION_ANY`]; in a CLOCK frame the clock domain.
     pub partition: u32,
-    /// Iteration of the worker.
+    /// Clock of the sender's open iteration. In a CLOCK frame the ticks completed, [`CLOCK_FINISHED`] or
+    /// [`CLOCK_JOIN`]; in a PIN or UNPIN frame the version; in a TASK frame the number of the delivery.
     pub clock: u64,
     /// Tag that the reply repeats; 0 when no reply is wanted.
     pub user_tag: u64,
-    /// Checksum; 0 on sessions over a transport that delivers in order.
+    /// Checksum over header and payload; 0 on sessions over a transport that places bytes in order.
     pub checksum: u64,
 }
 
@@ -210,13 +212,13 @@ pub struct FrameHeader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The bytes do not begin with 'TWP1'.
+    /// The bytes do not begin with 'TWP1'; they begin with this word.
     #[error("no frame here: magic is {0:#010x}, not 'TWP1'")]
     Magic(u32),
-    /// The kind belongs to a later version.
+    /// The kind, with this code, is unknown.
     #[error("unknown frame kind {0}")]
     Kind(u16),
-    /// A reserved flag bit is set, or one that the kind does not have.
+    /// A reserved flag bit is set, a code is unknown, or the kind does not have a flag. The number is the flags word.
     #[error("frame flags {0:#06x} use reserved bits, unknown codes, or those of another kind")]
     Flags(u16),
 }
@@ -241,7 +243,8 @@ impl FrameHeader {
     /// Decodes a header from a line of eight words. The checksum is not verified here.
     ///
     /// # Errors
-    /// [`FrameError`] for a wrong magic, an unknown kind or reserved flags.
+    /// [`FrameError`] for a wrong magic, an unknown kind, reserved flags, unknown codes in the flags, or a flag for
+    /// values (weight, encoding, task) in a frame that is no `PushRows` or `PushDense`.
     #[inline]
     pub const fn from_line(line: &Line) -> Result<Self, FrameError> {
         let (magic, rest) = unpack(line[0]);
@@ -282,7 +285,7 @@ impl FrameHeader {
     }
 
     /// Returns the hash state after the header, without its field `checksum`. The caller absorbs the payload and
-    /// finishes it, which gives the frame's checksum. A PAD frame has no payload to absorb.
+    /// finishes the hash, which is then the frame's checksum. A PAD frame has no payload to absorb.
     pub fn hasher(&self) -> H64 {
         let line = self.to_line();
         let mut h = H64::new([self.session, 0x5457_5031, self.payload_len as u64, 0]);
@@ -301,7 +304,7 @@ pub struct RowsPayload {
     pub locs_at: usize,
     /// Offset of the values in the payload.
     pub values_at: usize,
-    /// Bytes of the complete payload.
+    /// Bytes of keys, locations and values. A weight, if flagged, comes after them.
     pub len: usize,
 }
 

@@ -24,7 +24,8 @@ const HEAD_BYTES: usize = 32;
 pub const FUNCTION_PARAMETERS_MAX: usize = 16;
 /// Maximum number of input tables of a function call.
 pub const FUNCTION_INPUTS_MAX: usize = 3;
-/// Maximum bytes of a function call's body: an expression, or a name with its arguments.
+/// Maximum bytes of a function call's body: an expression, or a name with its arguments. A body with keys and values
+/// ([`NamedRows`]) is limited by its frame only.
 pub const FUNCTION_BODY_BYTES_MAX: usize = 8 << 10;
 /// Maximum bytes of a function's name. Every refusal repeats the name.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
@@ -54,7 +55,7 @@ pub struct NamedRows<'a> {
     pub name: &'a str,
     /// Arguments in the function's own encoding.
     pub arguments: &'a [u8],
-    /// Keys of the rows, little-endian u64, 8 bytes each.
+    /// Keys of the rows, little-endian u64, 8 bytes each. Strictly ascending, which the applier checks.
     pub keys: &'a [u8],
     /// Values that come with the call, in the table's element type; may be empty.
     pub values: &'a [u8],
@@ -99,7 +100,7 @@ impl<'a> NamedRows<'a> {
     /// Encodes this call as the complete payload of a frame into `out`.
     ///
     /// # Panics
-    /// If `out` does not have [`Self::payload_bytes`].
+    /// If `out` does not have exactly [`Self::payload_bytes`] bytes.
     pub fn encode(&self, out: &mut [u8]) {
         let (head, body) = out.split_at_mut(HEAD_BYTES);
         head.fill(0);
@@ -137,11 +138,11 @@ fn name_of(name: &[u8]) -> Option<&str> {
 /// Decoded payload of an UPDATE or REDUCE frame: a function, its inputs and parameters, and where it begins.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FunctionCall<'a> {
-    /// First element, row or slot.
+    /// Number of the first element, row or slot; 0 for [`FunctionBody::NamedRows`].
     pub first: u64,
     /// Code of the reduction; 0 in UPDATE frames.
     pub reduction: u8,
-    /// Tables of the inputs x, y and z; the first [`Self::inputs`] are in use.
+    /// Numbers of the tables of the inputs x, y and z; the first [`Self::inputs`] are in use, the others are 0.
     pub tables: [u32; FUNCTION_INPUTS_MAX],
     /// Number of inputs in use.
     pub inputs: usize,
@@ -154,36 +155,38 @@ pub struct FunctionCall<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FunctionProblem {
-    /// The payload is not a call. Number: its bytes.
+    /// The payload is not a call. Number: bytes of the payload.
     Malformed = 1,
-    /// The expression is damaged, of another element type, or needs other inputs or parameters than the
-    /// call has. Number: bytes of the expression.
+    /// The expression is damaged, of another element type, or needs more inputs or other parameters than
+    /// the call has. Number: bytes of the expression.
     Expression = 2,
-    /// An input table does not have the target's shape, element type and partitions. Number: its
-    /// position, from 0.
+    /// An input table cannot be combined with the target: other shape, element type or partitions, or a sparse table
+    /// that is not the target. For an UPDATE at a tick also a table without ticks or of another clock domain. Number:
+    /// position of the input, from 0.
     Input = 3,
-    /// The target takes effect at ticks, and the call cannot wait for one. Number: code of its
+    /// The target takes effect at ticks, and the call cannot wait for one. Number: code of the
     /// [`AtTickProblem`].
     AtTick = 4,
-    /// The server has no function of this name. Number: functions that it has.
+    /// The server has no function of this name for the job. Number: count of the functions that the job can call.
     Unknown = 5,
     /// The user's function panicked. Number: 0.
     Panicked = 6,
-    /// The frame covers more than one frame may. Number: most elements, rows or slots.
+    /// The frame covers more than one frame may, or nothing, or its `count` is not that of its keys. Number: the most
+    /// elements, rows or slots that a frame may cover.
     TooLong = 7,
-    /// The reduction is unknown, or unsuitable for the element type. Number: its code.
+    /// The reduction is unknown, or unsuitable for the element type. Number: code of the reduction.
     Reduction = 8,
-    /// The user's function refused its arguments or its input. Number: the function's own.
+    /// The user's function refused its arguments or its input. Number: error code that the function defines.
     Refused = 9,
-    /// Keys are not in ascending order, without repetition. Number: position of the first such key.
+    /// Keys are not strictly ascending. Number: position, from 0, of the first key that is not above the key before.
     Order = 10,
-    /// A module used the fuel of a call. Number: that fuel, about one unit an instruction.
+    /// A module used up the fuel that one call may use. Number: that fuel, about one unit an instruction.
     OutOfFuel = 11,
     /// A module needs more memory than a call may have. Number: the bytes that it may have.
     OutOfMemory = 12,
     /// A module trapped. Number: code of its [`FunctionTrap`], 0 for another trap.
     Trapped = 13,
-    /// A module returned a length that is no length of a result. Number: that length, of 64 bits.
+    /// A module returned a length that is no length of a result. Number: the returned length.
     WrongResult = 14,
 }
 
@@ -204,8 +207,8 @@ pub enum AtTickProblem {
 }
 
 impl AtTickProblem {
-    /// Returns why a table that applies pushes at ticks refuses a call; `None` if it takes the call.
-    /// `is_expression` is true for an expression, false for a named function.
+    /// Returns why a table that applies pushes at ticks refuses a call; `None` if it takes the call. The caller checks
+    /// before that `table` is such a table. `is_expression` is true for an expression, false for a named function.
     pub const fn of(table: &TableSpec, is_expression: bool) -> Option<Self> {
         Some(match table.shape {
             _ if !is_expression => Self::Named,
@@ -276,7 +279,7 @@ pub enum FunctionTrap {
 }
 
 impl FunctionTrap {
-    /// Returns the trap of a wire number; `None` for 0, another trap, and unknown numbers.
+    /// Returns the trap of a wire number; `None` for 0 (a trap that is not in this list) and unknown numbers.
     pub const fn from_code(code: u64) -> Option<Self> {
         Some(match code {
             1 => Self::Unreachable,
@@ -324,8 +327,9 @@ impl FunctionProblem {
 }
 
 impl<'a> FunctionCall<'a> {
-    /// Decodes a frame's payload; `None` if it is malformed: wrong lengths, unknown kind, or more inputs or
-    /// parameters than the limits.
+    /// Decodes a frame's payload; `None` if it is malformed: wrong lengths, an unknown kind of body, an invalid name, a
+    /// nonzero number in an unused place, or more inputs, parameters or bytes than the limits of this module. Keys are
+    /// not checked.
     pub fn decode(payload: &'a [u8]) -> Option<Self> {
         let (head, rest) = payload.split_at_checked(HEAD_BYTES)?;
         let first = u64::from_le_bytes(*head.first_chunk()?);

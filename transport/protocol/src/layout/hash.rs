@@ -111,8 +111,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// Returns the same hash as [`Self::finish_bytes`], and copies the bytes to `to` in the same pass. Both
-    /// slices must have the same length.
+    /// Returns the hash that [`Self::finish_bytes`] returns for `bytes`, and copies `bytes` to `to` in the same pass.
+    /// Both slices must have the same length.
     #[inline(always)]
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {

@@ -43,7 +43,7 @@ impl CheckedU64 {
 /// `applied u64 | durable u64 | head u64 | rejected u64 | checksum u64 | 0 | 0 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateLine {
-    /// Every frame up to this sequence number is applied or refused.
+    /// Every frame up to this sequence number is applied, held for a tick or a task, or refused.
     pub applied_seq: u64,
     /// Every frame up to this sequence number has reached its table's durability level.
     pub durable_seq: u64,
@@ -86,19 +86,19 @@ impl StateLine {
     }
 }
 
-/// Clock record of a clock domain on one server: the minimum clock, in ticks, over live workers. Written by the
-/// server only.
+/// Clock record of a clock domain on one applier: the minimum clock, in ticks, over the client threads of live workers.
+/// Written by the server only.
 ///
 /// `g u64 | epoch u64 | slowest u32, members u32 | checksum u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockLine {
-    /// Number of ticks completed by every live worker, with all their pushes applied here. Monotonic.
+    /// Number of ticks completed by every live client thread, with all their pushes applied here. Monotonic.
     pub min: u64,
-    /// Number of membership changes so far.
+    /// Number of changes of the domain's members so far.
     pub epoch: u64,
-    /// A worker that is at the minimum; `u32::MAX` when no worker is left.
+    /// Rank of a worker with a thread at the minimum; `u32::MAX` when no member is left.
     pub slowest: u32,
-    /// Number of live workers.
+    /// Number of live members. Each client thread of a worker is one.
     pub members: u32,
 }
 
@@ -133,15 +133,15 @@ impl ClockLine {
 pub struct SnapshotLine {
     /// Epoch of the newest complete buffer.
     pub front: u64,
-    /// Epoch being built, or `front` when none is.
+    /// Epoch being built; `front` when none is being built.
     pub building: u64,
-    /// Clock of the domain at `front`.
+    /// Version of `front`: the clock of the domain, in ticks, that `front` stands for.
     pub min_clock: u64,
-    /// Number of pushes in `front`.
+    /// Number (lsn) of the applier's last step when `front` was completed; 0 while it holds the initial values.
     pub applied: u64,
-    /// Oldest epoch such that it and all later ones up to `front` are complete.
+    /// Oldest kept epoch: all epochs from `kept` to `front` are complete.
     pub kept: u64,
-    /// Buffer of epoch `front - i` in bits `4 i .. 4 i + 4`, for epochs from `kept` on.
+    /// Number of the buffer of epoch `front - i` in bits `4 i .. 4 i + 4`, for epochs from `kept` on.
     pub buffers: u64,
 }
 
@@ -152,7 +152,7 @@ impl SnapshotLine {
         self.kept <= epoch && epoch <= self.front
     }
 
-    /// Number of the buffer that holds the version of epoch `epoch`; `None` if that epoch is not kept.
+    /// Number of the buffer that holds epoch `epoch`; `None` if that epoch is not kept, or 16 or more before `front`.
     #[inline]
     pub const fn buffer_of(&self, epoch: u64) -> Option<usize> {
         if !self.holds(epoch) || self.front - epoch >= VERSIONS_MAX as u64 {
@@ -222,21 +222,21 @@ pub enum RejectCode {
     IndexOutOfRange = 3,
     /// The values have another type than the table.
     WrongDType = 4,
-    /// A value is NaN or infinite and the table checks.
+    /// A value is NaN or infinite, which the table refuses.
     NotFinite = 5,
-    /// The payload is not `count` rows of this table.
+    /// The payload does not have the length that the frame's kind and `count` need.
     WrongLength = 6,
     /// Another applier owns the rows or elements.
     WrongOwner = 7,
-    /// A gradient for a table without an optimizer, or an operation this kind of table lacks.
+    /// The table does not take the operation (such as a gradient without an optimizer), or its weight.
     WrongOperation = 8,
-    /// The server has no memory left for new rows.
+    /// The server has no memory left for new rows or held pushes.
     NoMemory = 9,
     /// More bytes are held back for early ranks of an iteration than the limit.
     PendingFull = 10,
     /// The reply is larger than a slot.
     ReplyTooLarge = 11,
-    /// The clock goes back, skips, or is of an unknown domain.
+    /// The clock goes back or skips, or the domain is unknown or does not have the sender as a member.
     BadClock = 12,
     /// A function could not be run on these elements.
     Function = 13,

@@ -3,8 +3,8 @@
 //!
 //! Everything is little-endian. Memory that two sides share is read and written in 64-bit words (see
 //! `mem`), so the unit here is the *line*: eight words, 64 bytes, one cache line. Narrower numbers are
-//! packed into words, low half first. `docs/PROTOCOL.md` draws every format. A test compares its golden
-//! bytes with the output of this module.
+//! packed into words, low half first. `docs/PROTOCOL.md` draws every format. A test compares the golden
+//! bytes of that document with the output of this module.
 
 pub mod decoders;
 pub mod dense;
@@ -46,8 +46,8 @@ pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     bytes
 }
 
-/// Decodes 64 bytes into the eight words of a line, each little-endian: the inverse of [`line_bytes`], and a
-/// counted loop for the same reason.
+/// Decodes 64 bytes into the eight words of a line, each little-endian: the inverse of [`line_bytes`]. Written as a
+/// counted loop: the speed of row reads must not depend on inlining across crates.
 #[inline(always)]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let (words, _) = bytes.as_chunks::<8>();

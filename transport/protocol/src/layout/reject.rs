@@ -5,7 +5,7 @@ use super::lines::RejectCode;
 /// Reason for which an applier refused a well-formed frame (push or request), with the numbers that explain it.
 ///
 /// On the wire a reason is its [`code`](Self::code) and two [`numbers`](Self::numbers), in the order of
-/// the fields; a number that a reason does not have is 0.
+/// the fields; a number that a reason does not have is 0. [`Self::TableFull`] packs two fields into each number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -21,72 +21,73 @@ pub enum RejectReason {
     },
     /// A row or element is past the table's end.
     IndexOutOfRange {
-        /// First index of the row or range.
+        /// Index of the row, or first index of the range of elements or slots.
         index: u64,
-        /// Number of rows or elements in the table.
+        /// Number of rows or elements in the table, or of slots in the partition.
         size: u64,
     },
     /// The values have another type than the table.
     WrongDType {
-        /// Type code in the frame; 0 if there is none.
+        /// Element type code ([`DType::code`](crate::table::DType::code)) in the frame; 0 if there is none.
         frame: u64,
-        /// Type code of the table.
+        /// Element type code of the table.
         table: u64,
     },
-    /// A value is NaN or infinite and the table checks.
+    /// A value is NaN or infinite, which the table refuses.
     NotFinite {
-        /// Row number in the frame; of a range, element number in the frame.
+        /// Number of the row in the frame, from 0; of a range, number of the element in the frame.
         row: u64,
-        /// Key or index of the row; of a range, index of the element.
+        /// Key or index of the row; of a range, index of the element in the table.
         key: u64,
     },
-    /// The payload is not `count` rows of this table.
+    /// The payload does not have the length that the frame's kind and `count` need.
     WrongLength {
-        /// Bytes of the payload.
+        /// Bytes of the payload, or of the checked part of the payload.
         bytes: u64,
-        /// Bytes that `count` rows take.
+        /// Bytes that the payload, or its checked part, should have.
         expected: u64,
     },
     /// Another applier owns the rows or elements.
     WrongOwner {
-        /// Key of the row; of a range, its first element.
+        /// Key or index of the row; of a range, the first element, row or slot.
         first: u64,
-        /// Always 1; of a range, its number of elements.
+        /// Always 1 for a row; of a range, its number of elements, rows or slots.
         count: u64,
     },
-    /// A gradient for a table without an optimizer, or an operation that this kind of table lacks.
+    /// The table does not take the operation (such as a gradient without an optimizer), or its weight.
     WrongOperation {
         /// Code of the frame's kind.
         kind: u64,
         /// Code of the push operation; 0 if the frame has none.
         op: u64,
     },
-    /// The server has no memory left for new rows.
+    /// The server has no memory left for new rows or held pushes.
     NoMemory {
-        /// Bytes that are in use.
+        /// Bytes that are in use of the memory that is full.
         used: u64,
-        /// Bytes of the server's capacity.
+        /// Capacity in bytes of the memory that is full.
         capacity: u64,
     },
     /// More bytes are held back for early ranks of an iteration than the limit.
     PendingFull {
-        /// Bytes that these pushes need.
+        /// Bytes that the held pushes need, the refused one included.
         needed: u64,
         /// Limit of the applier in bytes.
         limit: u64,
     },
     /// The reply is larger than a slot.
     ReplyTooLarge {
-        /// Bytes of the reply.
+        /// Bytes of the reply's payload, without its header.
         bytes: u64,
-        /// Bytes of a reply slot.
+        /// Maximum payload bytes of a reply in the slot, or of the result of a function.
         slot: u64,
     },
-    /// The clock goes back, skips, or is of an unknown domain.
+    /// The clock goes back or skips, or the domain is unknown or does not have the sender as a member.
     BadClock {
         /// Clock of the frame.
         clock: u64,
-        /// Expected clock; `u64::MAX` if the sender has no clock in the domain.
+        /// Expected clock. If the sender has no clock in the domain: 0 for a CLOCK frame, else `u64::MAX`. `u64::MAX`
+        /// for an unknown domain.
         expected: u64,
     },
     /// A function could not be run on these elements.
@@ -103,16 +104,16 @@ pub enum RejectReason {
     },
     /// The version to be pinned is not kept any more, or not yet.
     NotKept {
-        /// Oldest version such that it and all later ones are kept.
+        /// Oldest kept version: all versions from this one to `newest` are kept.
         oldest: u64,
-        /// Newest version of the applier.
+        /// Newest complete version on the applier.
         newest: u64,
     },
     /// The table has as many pinned versions as it can.
     PinsFull {
         /// Number of pinned versions.
         pinned: u64,
-        /// Number of versions that can be pinned: two less than the table keeps.
+        /// Number of versions that can be pinned: two less than the table's buffers.
         limit: u64,
     },
     /// A limit of the server keeps the partition from getting another row. In the two numbers, `partition`
@@ -120,11 +121,11 @@ pub enum RejectReason {
     TableFull {
         /// Partition of the first key without a row.
         partition: u32,
-        /// Rows of the table on the applier; `u32::MAX` for more.
+        /// Number of rows of the table on the applier; `u32::MAX` for more.
         rows: u32,
         /// Code of the [`RowResource`] that is used up.
         resource: u32,
-        /// How much of it there is.
+        /// Number of units that there are of the resource; `u32::MAX` for more.
         limit: u32,
     },
 }

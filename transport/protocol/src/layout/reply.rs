@@ -28,11 +28,11 @@ pub struct ReplyHeader {
     pub kind: u16,
     /// Reason of a refusal; `None` if the request is done.
     pub refused: Option<RejectReason>,
-    /// Tag of the request.
+    /// Tag of the request that is answered.
     pub user_tag: u64,
     /// Payload bytes after the header.
     pub payload_len: u32,
-    /// Number of rows, locations or elements in the payload.
+    /// Number of rows, locations, elements or keys in the payload; 1 for another result.
     pub count: u32,
     /// Number of the mailbox slot that holds the reply.
     pub slot: u32,
@@ -57,8 +57,8 @@ impl ReplyHeader {
         ]
     }
 
-    /// Returns the hash state after the header. The caller absorbs the payload and finishes it, which gives the reply's
-    /// checksum. `session` is the session's nonce, which seeds the hash.
+    /// Returns the hash state after the header. The caller absorbs the payload and finishes the hash, which is then the
+    /// reply's checksum. `session` is the session's nonce, which seeds the hash.
     pub fn hasher(&self, session: u64) -> H64 {
         let mut w = self.words();
         if mutants::on(Mutant::ReplySlotOutsideHash) {
@@ -75,15 +75,15 @@ impl ReplyHeader {
         h
     }
 
-    /// Encodes the header as a line. `checksum` is that over header and payload, which the caller computes with
-    /// `Self::hasher`.
+    /// Encodes the header as a line. `checksum` is the checksum over header and payload, which the caller computes
+    /// with `Self::hasher`.
     pub const fn to_line(&self, checksum: u64) -> Line {
         let w = self.words();
         [w[0], w[1], w[2], w[3], w[4], w[5], w[6], checksum]
     }
 
     /// Decodes a line into a header and the checksum that header and payload must match. The checksum is not
-    /// verified here. `None` when the line cannot be a reply.
+    /// verified here. `None` for a wrong magic, an unknown status, or numbers that the status cannot have.
     pub fn from_line(line: &Line) -> Option<(Self, u64)> {
         let (magic, rest) = unpack(line[0]);
         if magic != REPLY_MAGIC || line[6] != 0 {

@@ -4,8 +4,8 @@
 
 use super::LINE_BYTES;
 
-/// Arithmetic of a ring buffer: converts monotonic byte positions to offsets and places frames. Its size in
-/// bytes is a power of two.
+/// Arithmetic of a ring buffer: converts monotonic byte positions to offsets and places frames. The ring's size
+/// in bytes is a power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingGeometry {
     bytes: u64,
@@ -14,9 +14,9 @@ pub struct RingGeometry {
 /// Result of placing a frame in a ring: where it begins, and the padding before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Bytes of the PAD frame before it; 0 if there is none.
+    /// Bytes of the PAD frame before the placed frame; 0 if there is none.
     pub pad: u64,
-    /// Monotonic position of the frame.
+    /// Monotonic position in bytes at which the placed frame begins.
     pub at: u64,
 }
 
@@ -38,8 +38,8 @@ impl RingGeometry {
         self.bytes
     }
 
-    /// Returns the bytes of the largest frame, header included: a quarter of the ring. One always fits
-    /// after padding, and no frame has to wait for an empty ring.
+    /// Returns the bytes of the largest frame, header included: a quarter of the ring. A frame of this size and its
+    /// padding take less than half of the ring, so no frame has to wait for an empty ring.
     pub const fn frame_bytes_max(&self) -> u64 {
         self.bytes / 4
     }

@@ -35,17 +35,19 @@ impl RowVersion {
         Self(word_at(head, 0))
     }
 
-    /// Number of times that the slot was given to another key, modulo 2^16.
+    /// Number of times that a row of the slot was deleted, modulo 2^16.
     pub const fn generation(self) -> u16 {
         (self.0 >> COUNTER_BITS) as u16
     }
 
-    /// Number of updates since the slot was created. It continues when the slot gets another key.
+    /// Number of changes since the slot was created: creations, updates and deletions of rows. Continues when the slot
+    /// gets another key, and after 2^48 - 1 with 1.
     pub const fn counter(self) -> u64 {
         self.0 & COUNTER_MASK
     }
 
-    /// Whether the slot holds a row: its counter is not 0.
+    /// Whether the slot has held a row: the counter is not 0. The version of a deleted row is valid too, but its
+    /// checksum does not match.
     pub const fn is_valid(self) -> bool {
         self.counter() != 0
     }
@@ -58,8 +60,8 @@ impl RowVersion {
         Self::new(self.generation(), if counter == 0 { 1 } else { counter })
     }
 
-    /// Returns the version after the slot was given to another key: the next generation. The counter continues,
-    /// so that an old pair of version and checksum never returns.
+    /// Returns the version after the slot's row was deleted: the next generation, and a counter of one more, so that an
+    /// old pair of version and checksum never returns.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self::new(self.generation().wrapping_add(1), self.counter()).next()
@@ -92,7 +94,7 @@ impl RowLayout {
 }
 
 /// Returns the hash state of a row before its payload, seeded with the table's salt, the key, the version and the
-/// payload's length. The caller absorbs the payload and finishes it, which gives the row's checksum.
+/// payload's length. The caller absorbs the payload and finishes the hash, which is then the row's checksum.
 #[inline(always)]
 pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) -> H64 {
     H64::new([salt, key, ver.0, payload_bytes as u64])
@@ -121,18 +123,18 @@ pub fn verify_row(
     validated.then_some(ver)
 }
 
-/// Result of [`copy_verifying`]: the row's version, and whether its checksum matches.
+/// Result of [`copy_verifying`]: the row's version, and whether the row was validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCopy {
     /// Version word in the row's header.
     pub ver: RowVersion,
-    /// Whether the checksum matches, as in [`verify_row`].
+    /// Whether the version is valid and the checksum matches.
     pub validated: bool,
 }
 
-/// Copies the payload of a row that a client read into `out` and verifies its checksum in the same pass. The
-/// result is that of [`verify_row`] before a copy. If the checksum does not match, `out` holds invalid bytes. A
-/// payload of another length than `out` is neither copied nor validated.
+/// Copies the payload of a row that a client read into `out` and verifies the row's checksum in the same pass. Accepts
+/// the rows that [`verify_row`] accepts. If the row is not validated, `out` holds invalid bytes. A payload of another
+/// length than `out` is neither copied nor validated.
 #[inline]
 pub fn copy_verifying(
     salt: u64,

@@ -17,7 +17,7 @@ pub const SCAN_END: u64 = u64::MAX;
 /// Request of a SCAN frame: lists the keys that a sparse partition stores in a range of slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanRequest {
-    /// First slot to cover.
+    /// Number of the first slot of the partition to cover.
     pub first: u64,
     /// Whether the values of the rows follow the keys.
     pub values: bool,
@@ -44,13 +44,13 @@ impl ScanRequest {
 /// Decoded reply to a SCAN frame: the stored keys in the slots of the request, with their values if requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanReply<'a> {
-    /// First slot of the next request, or [`SCAN_END`].
+    /// First slot of the next request; [`SCAN_END`] after the last slot of the partition.
     pub next: u64,
     /// Number of keys that the applier stores, in all of its partitions.
     pub stored: u64,
-    /// Keys of rows in the slots.
+    /// Keys of the rows in the covered slots, little-endian, in the order of the slots.
     pub keys: &'a [[u8; 8]],
-    /// Their values, in the order of the keys.
+    /// Values of the rows in the table's element type, in the order of `keys`; empty if not requested.
     pub values: &'a [u8],
 }
 

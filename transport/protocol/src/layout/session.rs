@@ -23,8 +23,8 @@ use crate::limits::{
 
 /// Byte offset in the inbox of a lane of the tail record, by which the client announces the end of its frames.
 pub const INBOX_TAIL_AT: usize = 0;
-/// Byte offset in the inbox of a lane of the parked flag: the client's thread sets it to 1 while it sleeps, so that the
-/// server wakes it.
+/// Byte offset in the inbox of a lane of the parked flag. The flag is 1 while the client's thread sleeps or is about to:
+/// then the server wakes the thread. Shared memory only.
 pub const INBOX_DOZE_AT: usize = 64;
 /// Byte offset of the ring's data in the inbox of a lane.
 pub const INBOX_RING_AT: usize = 4096;

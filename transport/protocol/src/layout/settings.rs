@@ -36,7 +36,8 @@ const fn code(optimizer: &Optimizer) -> u64 {
     }
 }
 
-/// Encodes an optimizer rule with its hyper-parameters as the payload of a SETTINGS frame.
+/// Encodes an optimizer rule with its hyper-parameters as the payload of a SETTINGS frame. [`decode`] refuses that of
+/// [`Optimizer::None`].
 pub fn encode(optimizer: &Optimizer) -> [u8; SETTINGS_BYTES] {
     let mut bytes = [0; SETTINGS_BYTES];
     let numbers = optimizer.parameters().map(|p| p.value.to_bits());
@@ -47,8 +48,8 @@ pub fn encode(optimizer: &Optimizer) -> [u8; SETTINGS_BYTES] {
     bytes
 }
 
-/// Decodes the payload of a SETTINGS frame; `None` for another length or an unknown code. Also `None` for a nonzero
-/// value in a place that the rule does not use. Ranges are not checked.
+/// Decodes the payload of a SETTINGS frame; `None` for another length, an unknown code or that of [`Optimizer::None`].
+/// Also `None` for a value other than +0 in a place that the rule does not use. Ranges are not checked.
 pub fn decode(bytes: &[u8]) -> Option<Optimizer> {
     if bytes.len() != SETTINGS_BYTES {
         return None;

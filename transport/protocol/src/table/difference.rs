@@ -3,8 +3,9 @@
 use super::TableSpec;
 use crate::limits::PARTITIONS_AUTO;
 
-/// Lists the fields in which two table definitions differ, for an error text; `None` if they agree. A
-/// requested `PARTITIONS_AUTO` agrees with any number of partitions.
+/// Lists the fields in which two definitions of one table differ, for an error text; `None` if they agree. Names are
+/// not compared. `PARTITIONS_AUTO` in `want` agrees with any number of partitions, but if `want` lists servers or
+/// starts of partitions, it stands for the length of the list.
 pub fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     if have == want {
         return None;
@@ -45,8 +46,8 @@ pub fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
     Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
 }
 
-/// Describes the first difference of two lists with an entry for each partition, of the field `name`; `None` if they
-/// agree. A partition is `at` a `thing` with the entry's number.
+/// Describes the first difference of two lists of the field `name`, with an entry for each partition; `None` if they
+/// agree. The words `at` and `thing` precede an entry in the text, such as "on" and "server " in "on server 2".
 fn list_difference<T: PartialEq + std::fmt::Display>(
     name: &str,
     (at, thing): (&str, &str),

@@ -13,7 +13,7 @@ use super::DType;
 /// `g` is the pushed (or reduced) gradient after the [`GradientOptions`] of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
-    /// No gradients: the table accepts every operation but [`super::PushOp::Gradient`].
+    /// No rule: the table does not accept gradients ([`super::PushOp::Gradient`]).
     None,
     /// `w -= lr g`. No state.
     Sgd {
@@ -55,9 +55,9 @@ pub enum Optimizer {
         alpha: f64,
         /// Offset of the learning rate, at least 0; above 0 if `l2` is 0.
         beta: f64,
-        /// Weight of the L1 penalty.
+        /// Weight of the L1 penalty, at least 0.
         l1: f64,
-        /// Weight of the L2 penalty.
+        /// Weight of the L2 penalty, at least 0.
         l2: f64,
     },
     /// `RMSProp`: `v = decay v + (1 - decay) g^2; w -= lr g / (sqrt(v) + eps)`. State: v.
@@ -70,7 +70,7 @@ pub enum Optimizer {
         eps: f64,
     },
     /// Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019): `w -= lr weight_decay w`,
-    /// then the step of Adam. State as [`Optimizer::Adam`].
+    /// then the step of Adam. State: m, v, and the step count t.
     AdamW {
         /// Learning rate, above 0.
         lr: f64,
@@ -157,11 +157,11 @@ pub struct Parameter {
 /// element type: a decay of `1 - 1e-9` is 1 in f32, and would never decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Range {
-    /// Rates, and terms added to a root that may be 0: `0 / 0` otherwise.
+    /// Finite and above 0: rates, and terms added to a root that may be 0, which give `0 / 0` otherwise.
     Positive,
-    /// Weights, such as `l1` and `l2`.
+    /// Finite and at least 0: weights, such as `l1` and `l2`.
     NotNegative,
-    /// Decays: at 1 a state never forgets, and Adam divides by zero.
+    /// `[0, 1)`: decays. At 1 a state never forgets, and Adam divides by zero.
     BelowOne,
 }
 
@@ -274,8 +274,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the hyper-parameters with names and ranges, in the order of the fields. Unused places have an
-    /// empty name and the value 0.
+    /// Returns the numeric hyper-parameters with names and ranges, in the order of the fields (`nesterov` is not among
+    /// them). Unused places, after the used ones, have an empty name and the value 0.
     pub const fn parameters(&self) -> [Parameter; PARAMETERS_MAX] {
         const UNUSED: Parameter = Parameter::UNUSED;
         match *self {
@@ -435,20 +435,20 @@ const fn adam(
 /// rows. The default changes nothing.
 ///
 /// A gradient `g` is clipped by value, then by the norm of its row, then `weight_decay w` is added.
-/// At a tick this happens once, to the reduced gradient of a row. Only rows that a gradient touches
-/// decay.
+/// At a tick this happens once, to the reduced gradient of a row. Only rows (of a range table: elements) that a
+/// gradient touches decay.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 pub struct GradientOptions {
     /// Weight of the L2 penalty: the rule takes `g + weight_decay w`. 0 for none. Not with
     /// [`Optimizer::AdamW`], which has a decay of its own.
     pub weight_decay: f64,
-    /// Bound of the magnitude of each element of a gradient, above 0.
+    /// Bound of the magnitude of each element of a gradient, above 0; `None` for no bound.
     pub clip_value: Option<f64>,
-    /// Bound of the Euclidean norm of a row's gradient, above 0. Not for range tables, which have no
-    /// rows.
+    /// Bound of the Euclidean norm of a row's gradient, above 0; `None` for no bound. Not for range tables, which have
+    /// no rows.
     pub clip_norm: Option<f64>,
-    /// Accumulator of new rows, at least 0 ([`Optimizer::AdaGrad`], [`Optimizer::RowAdaGrad`] and
-    /// [`Optimizer::ProximalAdaGrad`]).
+    /// Accumulator of new rows, at least 0. Above 0 only with [`Optimizer::AdaGrad`], [`Optimizer::RowAdaGrad`] or
+    /// [`Optimizer::ProximalAdaGrad`].
     pub initial_accumulator: f64,
     /// Whether the learning rate of a gradient is divided by its staleness: the ticks by which the
     /// fastest worker of the table's domain is ahead of the pushing worker when the gradient is applied,
@@ -457,7 +457,7 @@ pub struct GradientOptions {
     pub by_staleness: bool,
 }
 
-/// Text leaves `by_staleness` out that is not set: manifests keep the words, and the checksum, that they
+/// Text leaves `by_staleness` out if it is false: manifests keep the words, and the checksum, that they
 /// had before there was this option. Binary encodings have every field.
 impl Serialize for GradientOptions {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -488,8 +488,8 @@ impl GradientOptions {
         self.weight_decay == 0.0 && self.clip_value.is_none() && self.clip_norm.is_none()
     }
 
-    /// Returns the numeric options with names and ranges; an option that is not set is an unused place with an
-    /// empty name.
+    /// Returns the four numeric options with names and ranges, in the order of the fields. A bound that is `None` is an
+    /// unused place with an empty name.
     pub const fn parameters(&self) -> [Parameter; 4] {
         const fn bound(name: &'static str, bound: Option<f64>) -> Parameter {
             match bound {
