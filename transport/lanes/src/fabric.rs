@@ -33,7 +33,8 @@
 //!
 //! Shared memory and TCP execute the reads of a lane in the order of their submission. There a fence holds for
 //! all reads behind it too, and costs nothing (F03). Elsewhere it holds for its own read only, and may cost a
-//! round trip.
+//! round trip. Over shared memory a read or atomic outside its range, but inside the server memory of its
+//! key, is not refused (F09).
 //!
 //! F04 and F15 promise no order between two writes: devices under adaptive routing place them as they
 //! arrive. An end that polls memory may see a later write first, so every polled record carries a
@@ -95,13 +96,14 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// Address in a peer's registered memory: region key and byte address, as in RDMA. For the regions of a
-/// server, the address is the byte offset in the server memory that the key names.
+/// Address in a server's registered memory: region key and byte address, as in RDMA. The address is the
+/// byte offset in the server memory that the key names, or, with [`INBOX_KEY`], in the client's own
+/// inbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
     /// Key of the registered region.
     pub key: RegionKey,
-    /// Address in the address space of the key.
+    /// Byte offset in the memory that the key names.
     pub addr: u64,
 }
 
@@ -183,8 +185,8 @@ pub struct ReadBatch {
 }
 
 /// Failure of an operation on either end of a lane: lane broken, access refused, deadline passed, or
-/// invalid call. After `Usage` nothing was done, after `Access` not the refused operation. After the
-/// others the outcome is unknown.
+/// invalid call. After `Usage` nothing was done; after `Access` the refused operation was not done. After
+/// the others the outcome is unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
@@ -200,7 +202,7 @@ pub enum LaneError {
         /// Cause: an error of the system or of the peer, or what this end found.
         why: String,
     },
-    /// The peer refused an access (F09).
+    /// An access was refused (F09); the lane is broken.
     #[error(
         "{peer} refused {op} of {len} bytes at {addr:#x} with key {key:#010x}: {why}; \
          the client's view of the table is stale or it is out of bounds"
@@ -285,12 +287,12 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Reads and blocks like [`ClientLane::read`], but first offers the data of reads to `unpacker`. The
-    /// lane offers only reads that arrive complete in its own buffers; over shared memory there are none.
-    /// Reads that the unpacker does not take are placed in `into`.
+    /// Reads and blocks like [`ClientLane::read`], but first resets `unpacker` and then offers the data
+    /// of reads to it. The lane offers only reads that arrive complete in its own buffers; over shared
+    /// memory and verbs there are none. Reads that the unpacker does not take are placed in `into`.
     ///
     /// # Errors
-    /// As [`ClientLane::read`].
+    /// [`LaneError`]. The parts of the destination that `ops` name are then unspecified.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],
@@ -299,9 +301,9 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Submits a batch of reads without blocking (F14). The batch comes back from
-    /// [`ClientLane::poll_read`], in any order among batches. Nothing need be sent before
-    /// [`ClientLane::flush`] or [`ClientLane::poll`].
+    /// Submits a batch of reads without blocking (F14), except that over verbs the first use of a region
+    /// key waits for its look-up. The batch comes back from [`ClientLane::poll_read`], in any order among
+    /// batches. Nothing need be sent before [`ClientLane::flush`] or [`ClientLane::poll`].
     ///
     /// # Errors
     /// [`LaneError`]. The caller does not get the batch back: the lane keeps or drops it.
@@ -313,17 +315,18 @@ pub trait ClientLane: Send {
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
     /// Blocks until the batch `tag` is complete, and receives its remaining bodies directly into `body`,
-    /// without a copy. `ops` are the reads of the batch with their byte offsets in `body`. Afterwards
-    /// `body` holds all bodies (F13) and the returned batch holds the heads, except those of reads that
-    /// `unpacker` took.
+    /// without a copy. `ops` are the reads of the batch with their byte offsets in `body`. Does not reset
+    /// `unpacker`. Afterwards `body` holds all bodies (F13) and the returned batch holds the heads,
+    /// except those of reads that `unpacker` took. The batch's own body buffer is then unspecified.
     ///
-    /// Returns `None` if the transport places reads only in the batch's own memory, or the batch is not the
-    /// oldest under way, or the deadline passes. `body` is then unspecified, and the batch comes back from
-    /// [`ClientLane::poll_read`]. Bytes that `unpacker` wrote were copied from `body` to their offsets in
-    /// the batch.
+    /// Returns `None` if the lane declines (some transports place reads only in the batch's own memory),
+    /// or the batch is complete already or not the oldest under way, or the deadline passes. `body` is
+    /// then unspecified, and the batch comes back from [`ClientLane::poll_read`]. Bytes that `unpacker`
+    /// wrote were copied from `body` to their offsets in the batch.
     ///
     /// # Errors
-    /// [`LaneError`]: the lane broke, or, as `Usage`, `ops` are not the reads of the batch.
+    /// [`LaneError`]: the lane broke, or, as `Usage`, `ops` do not fit `body` or differ from the reads of the
+    /// batch in number, lengths or head offsets. Source addresses need not be compared.
     fn wait_read(
         &mut self,
         tag: u64,
@@ -335,7 +338,8 @@ pub trait ClientLane: Send {
 
     /// Writes `bytes` to server memory at `to`, a multiple of 8 in the client's own inbox (F04, F07). The
     /// bytes up to the next multiple of 8 become unspecified. Need not wake the applier. Does not wait
-    /// until the bytes are placed.
+    /// until the bytes are placed, but over a network may block for room to send, normally for
+    /// `DATA_DEADLINE` (30 s) at most.
     ///
     /// # Errors
     /// [`LaneError`]; outside the inbox `LaneError::Access`, perhaps of a later call, which breaks the
@@ -355,7 +359,8 @@ pub trait ClientLane: Send {
     /// Cost above the signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
     ///
     /// # Errors
-    /// [`LaneError`].
+    /// [`LaneError`]; [`LaneError::Usage`] for more than [`SIGNAL_BYTES_MAX`] bytes or without atomics:
+    /// then the write was not made either.
     fn write_signal_count(
         &mut self,
         to: RemoteAddr,
@@ -399,17 +404,17 @@ pub trait ClientLane: Send {
     fn flush(&mut self) -> Result<(), LaneError>;
 
     /// Flushes like [`ClientLane::flush`], now or somewhat later. The lane may delay if answers are
-    /// outstanding that this thread has yet to collect. It then sends with the next post, at the latest
-    /// when the thread waits. For callers that submit a new batch whenever one completes: a transport may
-    /// then serve many with one system call.
+    /// outstanding that this thread has yet to collect. Posted writes then leave at the latest with the
+    /// next flush or signal, submitted reads at the next flush, poll or wait. For callers that submit a
+    /// new batch whenever one completes: a transport may then serve many with one system call.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush_soon(&mut self) -> Result<(), LaneError>;
 
     /// Sends and receives what can move now; never blocks. Returns whether anything moved, so that the
-    /// caller looks at its batches and its mailbox. Always false over shared memory, where the client
-    /// reads its mailbox directly.
+    /// caller looks at its batches and its mailbox. Always false over shared memory. False does not mean
+    /// that the mailbox is unchanged: transports other than TCP write it without a poll.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -432,7 +437,7 @@ pub trait ClientLane: Send {
 /// (30 s) at most.
 ///
 /// # Errors
-/// [`LaneError`] of either call; after that of the second the write was made.
+/// [`LaneError`] of either call; after that of the second the write was posted.
 pub fn signal_then_count(
     lane: &mut (impl ClientLane + ?Sized),
     to: RemoteAddr,
@@ -459,8 +464,9 @@ pub trait ServerLane: Send {
     /// [`LaneError`]: the lane is broken, and the caller has to destroy this end.
     fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError>;
 
-    /// Writes `bytes` at byte offset `at`, a multiple of 8, of the client's mailbox (F15). The lane may
-    /// keep the bytes until [`ServerLane::signal`].
+    /// Writes `bytes` at byte offset `at`, a multiple of 8, of the client's mailbox (F15). The bytes up
+    /// to the next multiple of 8 become unspecified. The lane may keep the bytes until
+    /// [`ServerLane::signal`].
     ///
     /// # Errors
     /// [`LaneError`]: the lane is broken. The caller ensures that the place is inside the mailbox.
@@ -516,7 +522,8 @@ impl Mailbox {
     /// visible.
     ///
     /// # Panics
-    /// When `at` is past the end or no multiple of 8: offsets come from `layout::session`.
+    /// When the line is not inside the mailbox or `at` is no multiple of 8: offsets come from
+    /// `layout::session`.
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let line = self.words(at, LINE_BYTES).line(0);

@@ -8,8 +8,8 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
-/// Region key by which every client addresses its own inbox; the same for all. Each server lane resolves
-/// it to the inbox of its own session. It is not an entry of the region table.
+/// Region key by which every client addresses its own inbox, the same for all clients. Each server lane
+/// resolves it to the inbox of its own session. The key is not in the region table.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
 
 /// Kind of access that a peer has to a registered region: read, write, or read and atomics.
@@ -29,7 +29,7 @@ pub enum AccessFlags {
 pub struct RegisteredRegion {
     /// Memory that contains the range.
     pub region: Arc<Region>,
-    /// First byte of the range in `region`; peers use the same number.
+    /// Byte offset of the range in `region`; peers use the same number as address.
     pub start: u64,
     /// Length of the range in bytes.
     pub len: u64,
@@ -48,9 +48,10 @@ pub struct RegisteredRegion {
 pub enum AccessDenied {
     /// A reason without a code of its own.
     Other = 0,
-    /// No range has the key.
+    /// The table has no entry at the key's index.
     UnknownKey = 1,
-    /// The key comes from another start of the server.
+    /// The entry at the key's index has another key: normally the key comes from another start of the
+    /// server.
     OldKey = 2,
     /// The range is not registered with the access flag that the request needs.
     NoRight = 3,
@@ -160,7 +161,7 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// All keys are given out.
+    /// The entry's index would be too large: all keys are given out.
     #[error("all {limit} region keys of this server are in use; start more servers")]
     Full {
         /// Number of keys of a server.
@@ -171,7 +172,7 @@ pub enum ExportError {
     Refused {
         /// Index of the entry.
         index: u32,
-        /// First byte of the range.
+        /// Byte offset of the range in its memory.
         start: u64,
         /// Length of the range in bytes.
         len: u64,
@@ -182,7 +183,7 @@ pub enum ExportError {
 
 /// Table of one server's registered regions. A region key is `memory << 28 | check << 20 | index`: number
 /// of the server memory, check bits, index in this table. The 8 check bits are random for each creation
-/// of the server's memory, so that a key of an earlier one is refused.
+/// of the server's memory, so that a key of an earlier one is refused in 255 of 256 cases.
 #[derive(Debug)]
 pub struct RegionTable {
     entries: RwLock<Arc<Vec<Option<RegisteredRegion>>>>,
@@ -198,7 +199,7 @@ pub struct RegionTable {
 #[derive(Debug)]
 struct Attached {
     registrar: Weak<dyn Registrar>,
-    /// Whether it has registered what was there before it.
+    /// Whether the registrar has registered the entries that are older than its attachment.
     ready: bool,
     /// The first refusal before it was ready: its attachment then fails, and not the range.
     failed: Option<ExportError>,
@@ -238,7 +239,8 @@ impl RegionTable {
     /// gives each range the same key.
     ///
     /// # Errors
-    /// As [`Self::add`].
+    /// [`ExportError`]: `index` is 2^20 or above, or a registrar refused the range after its attachment
+    /// was complete. The table is then unchanged.
     pub fn add_at(&self, index: u32, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
         self.add_entry(Some(index), export)
     }
@@ -361,8 +363,8 @@ impl RegionTable {
         (key.0 >> MEMORY_SHIFT) as u8
     }
 
-    /// Creates a cached view of the table for one thread. It is empty, and copies the table's entries at
-    /// its first check.
+    /// Creates a cached view of the table for one thread. The view is empty until its first check, which
+    /// takes the table's entries over.
     pub fn view(self: &Arc<Self>) -> RegionTableView {
         RegionTableView {
             exports: Arc::clone(self),
@@ -451,8 +453,9 @@ pub struct ReadChecks<'a> {
 }
 
 impl<'a> ReadChecks<'a> {
-    /// Checks that the bytes `[addr, addr + len)` may be read by `key`, as [`RegionTableView::check`]
-    /// does for reads. Returns the region; `addr` is the byte offset in its memory.
+    /// Checks that the bytes `[addr, addr + len)` are inside the region of `key`, that `addr` is a
+    /// multiple of 8, and that the region may be read. Returns the region; `addr` is the byte offset in
+    /// its memory.
     ///
     /// # Errors
     /// The check that failed.
@@ -486,14 +489,14 @@ fn register(
     registered.map_err(|source| export.refused(index, source))
 }
 
-/// A server's public memory as a client on the same host has it mapped, made by
-/// `Mapping::look`. A caller that validates its reads can load from it without a list of
-/// reads. The checks are those of the lane's own reads.
+/// A server's public memory as a client on the same host has it mapped, made by `Mapping::look`. A caller
+/// that validates its reads can load from it without a list of reads. For keys of public memory the
+/// checks are those of the lane's own reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
     memory: Words<'a>,
-    /// A whole word: a byte would be copied together with its padding, in two overlapping stores. A later
-    /// load of both would wait until both stores are done.
+    /// Check bits of the server's keys, as a whole word: a byte would be copied together with its
+    /// padding, in two overlapping stores. A later load of both would wait until both stores are done.
     check: u64,
 }
 
@@ -506,8 +509,9 @@ impl<'a> Mapped<'a> {
     }
 
     /// Returns the window that a read of `len` bytes at byte address `addr` by `key` would copy. `None`
-    /// if the read would be refused: wrong key, outside the memory, or misaligned. The lane's own read
-    /// then reports the cause.
+    /// if the lane's own read would be refused (wrong check bits, outside the memory, or misaligned):
+    /// that read then gives the cause. Also `None` for a key of the counters, which the lane's own read
+    /// accepts.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
         let known = RegionTable::memory_of(key) == PUBLIC

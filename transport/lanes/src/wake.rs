@@ -84,7 +84,7 @@ pub struct Reactor(Arc<ReactorState>);
 #[derive(Debug)]
 struct ReactorState {
     epoll: OwnedFd,
-    /// Readiness of each registered descriptor; a token is an index here.
+    /// Flags of descriptors that have one; a token is an index here. `None` is a free place.
     registered: Mutex<Vec<Option<Readiness>>>,
     /// Number of sleeps and looks that have ended.
     sleeps: AtomicU64,
@@ -104,8 +104,9 @@ const WAKER: u64 = u64::MAX;
 /// anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
-/// Cached flag of one descriptor in the reactor: whether it may be readable. A sleep that ends because
-/// the descriptor is readable sets it. Its owner clears it when it finds nothing more to read.
+/// Cached flag of one descriptor in the reactor: whether it may be readable. A sleep or look that finds
+/// the descriptor readable sets the flag. The descriptor's owner clears it after it found nothing more to
+/// read.
 ///
 /// Until the next sleep the owner then need not poll: later input ends that sleep at once, because the
 /// set is level-triggered. A thread that never sleeps has to poll now and then all the same.
@@ -229,8 +230,9 @@ impl Reactor {
         }
     }
 
-    /// Blocks until a descriptor is ready or the timeout passes, and sets the [`Readiness`] flags of
-    /// ready descriptors. Returns whether the waker was among them; its eventfd is not yet drained.
+    /// Blocks until a descriptor is ready or the timeout passes, an hour at most, and sets the
+    /// [`Readiness`] flags of ready descriptors. Returns whether the waker was among them; its eventfd is
+    /// not yet drained.
     fn sleep(&self, timeout: Duration) -> bool {
         let mut rest = timespec(timeout);
         if timeout < PRECISE && !mutants::on(Mutant::SleepInMilliseconds) {
@@ -242,9 +244,9 @@ impl Reactor {
         self.wait_ready(&rest)
     }
 
-    /// Sets the [`Readiness`] flags of ready descriptors without blocking, by one system call for all. Afterwards the
-    /// flags are as after a sleep. Does nothing and returns false for so few descriptors that reading each of them
-    /// costs less.
+    /// Sets the [`Readiness`] flags of ready descriptors without blocking, by one system call for up to
+    /// [`EVENTS`] of them. Afterwards the flags are as after a sleep. Returns whether it looked: with
+    /// fewer than [`MANY`] descriptors it does nothing, as reading each of them costs less.
     pub(crate) fn look(&self) -> bool {
         let many = self.0.flagged.load(Ordering::Relaxed) >= MANY;
         if many {
@@ -276,8 +278,9 @@ impl Reactor {
         is_woken
     }
 
-    /// Returns the number of sleeps and looks that have ended. A descriptor had no input at the last of them if that
-    /// did not set its flag: its owner need not poll.
+    /// Returns the number of sleeps and looks that have ended. If the last of them did not set a
+    /// descriptor's flag, the descriptor had no input then (or more than [`EVENTS`] were ready): its
+    /// owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
         self.0.sleeps.load(Ordering::Relaxed)
@@ -393,7 +396,8 @@ impl Arms {
         of_type.find(|arm| is(arm))
     }
 
-    /// Locks and returns the list. The thread locks it at each sleep, as for [`ParkedFlags`].
+    /// Locks and returns the list. The thread locks it at each sleep; it is contended only while lanes
+    /// are opened or closed.
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -429,7 +433,7 @@ impl OsParker {
     /// producers make no system call to wake it.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// When there are no descriptors left.
     pub fn awake() -> io::Result<Self> {
         Self::with(Duration::ZERO, true)
     }
@@ -448,9 +452,10 @@ impl OsParker {
         })
     }
 
-    /// Enables adaptive spinning: after a short sleep the next wait polls for 200 us before it sleeps, as
-    /// a signal will probably come soon. No effect on a parker that never spins. Applies only while all
-    /// polled sources are memory: polling a socket is a system call.
+    /// Enables adaptive spinning: if spin and sleep of a wait took at most 200 us together, the next wait
+    /// polls for 200 us before it sleeps, as a signal will probably come soon. No effect on a parker that
+    /// never spins, after a wait in which another thread used the yielded core, or while the thread polls
+    /// a socket or device queue: such a poll is a system call or device access.
     #[must_use]
     pub fn patient(self) -> Self {
         Self {

@@ -33,8 +33,8 @@ impl Mapping {
         }
     }
 
-    /// Returns whether the applier thread has ended, because its process exited, was killed or crashed.
-    /// False where the kernel cannot report it. Cost: one load.
+    /// Returns whether the applier thread has ended, by exit, panic or kill. False before it runs, and
+    /// always where the kernel refuses robust futexes. Cost: one load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.public.has_ended()

@@ -7,8 +7,9 @@
 /// that the callback does not take are placed as [`crate::fabric::ReadDest`] says. The implementation
 /// records which reads it took.
 pub trait Unpack {
-    /// Resets the callback before the first read of a list: it forgets which reads it took. Called again
-    /// if the list is read again on a replaced lane.
+    /// Resets the callback: it forgets which reads it took. `ClientLane::read_unpack` calls this before
+    /// the first read of its list, also when the list is read again on a replaced lane; `wait_read` does
+    /// not.
     fn restart(&mut self);
 
     /// Offers read data: `raw` begins with the complete data, head and body, of read number `first` (from

@@ -133,7 +133,8 @@ impl ShmClientLane {
     }
 
     /// Returns the mapped server memory (public or counters) that a region key belongs to. The error is
-    /// the reason in words: no such memory, or check bits of another start of the server.
+    /// the reason in words: the key of the inbox, no such memory, or check bits of another start of the
+    /// server.
     #[inline]
     fn memory(&self, at: RemoteAddr) -> Result<&Region, &'static str> {
         if at.key == INBOX_KEY {

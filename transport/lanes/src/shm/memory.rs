@@ -39,7 +39,8 @@ impl ServerMemory {
     /// memfd gets another seal.
     ///
     /// # Errors
-    /// [`ShmError::Memory`] when `/proc` is not mounted, or the kernel refuses a seal.
+    /// [`ShmError::Memory`] when `/proc` is not mounted, no descriptor is left, or the kernel refuses a
+    /// seal.
     pub fn new(
         public: (Arc<Region>, impl AsFd),
         counters: (Arc<Region>, OwnedFd),
@@ -72,15 +73,16 @@ impl ServerMemory {
 /// its thread.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
-    /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows, at
-    /// [`ALIVE_AFTER_DOZE`].
+    /// Byte offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word
+    /// follows, [`ALIVE_AFTER_DOZE`] bytes behind.
     pub parked_flag_at: u64,
     /// Waker of the applier's thread.
     pub waker: Waker,
 }
 
 /// The server's side of one client thread's session: inbox and mailbox memory of all its lanes, one lane
-/// for each applier. Dropping it frees the memory once the client has dropped its side too.
+/// for each applier. The memory is freed once this, the lanes at both ends, and the inboxes and mailboxes
+/// made from it are dropped.
 #[derive(Debug)]
 pub struct SessionMemory {
     server: Arc<ServerMemory>,
@@ -100,7 +102,8 @@ impl SessionMemory {
     /// first touched.
     ///
     /// # Errors
-    /// [`ShmError`]: a number past its limit, or no descriptors or memory left.
+    /// [`ShmError`]: a number past its limit, a parked flag that is misaligned or outside public memory,
+    /// or no descriptors or memory left.
     pub fn create(
         server: &Arc<ServerMemory>,
         appliers: &[ApplierEnd],
@@ -316,8 +319,8 @@ pub struct ShmPair {
 }
 
 /// Creates a lane between a client thread and an applier of the same process, without a socket, for tests
-/// and measurements. `client` wakes the client, `salt` is the session's nonce; `ring_bytes` as in
-/// `SessionMemory::create`. Takes the same steps as two processes, so that tests cover the production
+/// and measurements. `client` wakes the client, `salt` is the session's nonce; `ring_bytes` is a power of
+/// two from 16 KiB to 16 MiB. Takes the same steps as two processes, so that tests cover the production
 /// path.
 ///
 /// # Errors

@@ -70,7 +70,8 @@ pub enum ShmError {
         /// Condition that the value violates.
         must: &'static str,
     },
-    /// A waker descriptor that is not an eventfd.
+    /// A waker descriptor is not an eventfd, or `/proc` is not mounted; or a descriptor could not be
+    /// duplicated for a client in the server's process.
     #[error("waker: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Waker(#[source] std::io::Error),
 }

@@ -54,7 +54,7 @@ pub enum PassError {
     OtherUser {
         /// Effective user id of the peer.
         peer: u32,
-        /// User id of this process.
+        /// Effective user id of this process.
         own: u32,
     },
     /// No process accepted before the deadline.
@@ -118,8 +118,8 @@ impl Descriptors {
 /// descriptors. An empty send carries no descriptors. The descriptors stay open in this process.
 ///
 /// # Errors
-/// [`PassError::TooMany`] for more than [`DESCRIPTORS_MAX`]; [`PassError::Os`], also when the socket is
-/// not ready. Nothing was sent then.
+/// [`PassError::TooMany`] for more than [`DESCRIPTORS_MAX`]; [`PassError::Os`], also when a non-blocking
+/// socket is not ready. Nothing was sent then.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, PassError> {
     if fds.len() > DESCRIPTORS_MAX {
         return Err(PassError::TooMany {
@@ -147,9 +147,9 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
 /// exceeds [`DESCRIPTORS_MAX`] descriptors, for any number that the peer sends.
 ///
 /// # Errors
-/// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then,
-/// and the caller closes the connection. `PassError::Os`, also when nothing has arrived on a
-/// non-blocking socket.
+/// [`PassError::TooMany`] when the peer passed more than [`DESCRIPTORS_MAX`] before any were taken. All
+/// in `held` are closed then, the bytes received are lost, and the caller closes the connection.
+/// `PassError::Os`, also when nothing has arrived on a non-blocking socket.
 pub fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],

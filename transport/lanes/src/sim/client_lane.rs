@@ -69,8 +69,9 @@ impl SimClientLane {
         }
     }
 
-    /// Blocks the task until `done`, called after each event, returns a value, and returns it. If the
-    /// deadline passes first, the lane breaks with [`LaneError::Deadline`].
+    /// Blocks the task until `done`, called after each event, returns a value, and returns it. Fails when
+    /// the client has learnt that the link is broken. If the deadline passes first, the lane breaks with
+    /// [`LaneError::Deadline`].
     fn wait_for<T>(
         &mut self,
         op: &'static str,
@@ -157,7 +158,8 @@ impl SimClientLane {
     }
 
     /// Ends a direct receive ([`ClientLane::wait_read`]): places bodies in the caller's `body`, heads in
-    /// the batch, and returns the batch. The batch's own body is overwritten with noise.
+    /// the batch, and returns the batch. Changes some bytes of the batch's own body at random, as it is
+    /// unspecified. `None` for the reads of a blocking call.
     fn finish_direct(&self, complete: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
         let mut complete = complete;
         let mut owned = complete.take_owned()?;
@@ -499,8 +501,8 @@ impl ServerLane for SimServerLane {
     }
 
     /// Executes nothing: the simulated NIC executes requests by itself, against the table and inbox that
-    /// the link was made with. Returns whether the NIC placed or executed client posts since the last
-    /// poll.
+    /// the link was made with. Returns whether the NIC completed a post of the client (write or atomic)
+    /// since the last poll.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();

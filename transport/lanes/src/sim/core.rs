@@ -154,8 +154,8 @@ impl Core {
         }
     }
 
-    /// Fires the waker of a simulated parker: the task that sleeps in it becomes ready. It has an effect
-    /// only between the parker's `prepare_park` and `cancel_park`.
+    /// Fires the waker of a simulated parker: the task that sleeps in it becomes ready, or its next sleep
+    /// ends at once. It has an effect only between the parker's `prepare_park` and `cancel_park`.
     pub(super) fn wake_parker(&mut self, parker: ParkerId) {
         self.note(3, parker as u64);
         let s = &mut self.parkers[parker];

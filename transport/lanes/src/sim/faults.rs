@@ -9,7 +9,8 @@ use std::time::Duration;
 pub struct Faults {
     /// Probability that a call on either end of a lane breaks it, with unknown outcome (F10).
     pub disconnect_per_op: f64,
-    /// Share of these breaks that neither end notices for up to [`Faults::silence_max`].
+    /// Share of all breaks, also those of tests and refused accesses, that neither end may notice for up
+    /// to [`Faults::silence_max`].
     pub silent: f64,
     /// Longest time until both ends have noticed a silent break, like a TCP user timeout.
     pub silence_max: Duration,

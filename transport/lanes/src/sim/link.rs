@@ -20,13 +20,13 @@ pub struct LinkId(pub(super) usize);
 pub(super) enum Event {
     /// A part of a post is placed: of the oldest, or of a WRITE that passes it.
     Land(LinkId, Way),
-    /// A part of a read is sampled.
+    /// A part of the read with this id is sampled.
     Sample(LinkId, u64),
-    /// The client learns that a read is complete.
+    /// The client learns that the read with this id is complete.
     Complete(LinkId, u64),
     /// The client learns the result of an atomic: the value of the word before it.
     Answer(LinkId, u64),
-    /// An end learns that the link is broken.
+    /// The end that the direction leads to learns that the link is broken.
     Learn(LinkId, Way),
     /// A queue has a value for the task that sleeps there.
     Wake(ParkerId),
@@ -55,7 +55,7 @@ pub(super) struct Stream {
 
 #[derive(Debug)]
 pub(super) enum Action {
-    /// A write into the inbox or mailbox; a signal wakes the owner when complete.
+    /// A write into the inbox or mailbox; with `signal` it wakes the applier once all of it is placed.
     Write {
         bytes: Vec<u8>,
         signal: bool,
@@ -69,9 +69,10 @@ pub(super) enum Action {
 pub(super) struct Post {
     pub(super) to: RemoteAddr,
     pub(super) action: Action,
-    /// Time before which a distant network does not place it.
+    /// Virtual time in nanoseconds before which a distant network does not place the post; 0 without a
+    /// distance.
     pub(super) due: u64,
-    /// Words not placed yet; `None` before the access was checked.
+    /// Indices of the 64-bit words not placed yet; `None` before the access was checked.
     pub(super) words_left: Option<Vec<u32>>,
 }
 
@@ -146,7 +147,7 @@ pub(super) struct Link {
     pub(super) owner_knows: bool,
     /// The server lane is destroyed: no byte is placed any more (F11).
     pub(super) destroyed: bool,
-    /// Whether bytes were placed since the last poll of the server lane.
+    /// Whether a post of the client was completed since the last poll of the server lane.
     pub(super) moved: bool,
 }
 
@@ -204,8 +205,9 @@ impl Core {
         }
     }
 
-    /// Queues a post of one end of a link. If the faults hold posts, it may stay at the sender until a
-    /// later flush or signal, unless `flush` is set. A post on a broken link is lost.
+    /// Queues a post of one end of a link. With `flush`, or if the faults hold no posts, puts it and all
+    /// held posts of its direction into flight. Otherwise it may stay at the sender until a later flush
+    /// or signal. A post on a broken link is lost.
     pub(super) fn post(&mut self, id: LinkId, way: Way, mut post: Post, flush: bool) {
         if let Some(distance) = self.faults.distance {
             post.due = self.now + distance.one_way.as_nanos() as u64;
@@ -280,8 +282,9 @@ impl Core {
         self.break_with(id, error);
     }
 
-    /// Breaks a link with `error`, which each end learns some virtual time later. Posts in flight may
-    /// still be placed, in part, for a while (F10, F11). Does nothing if the link is broken already.
+    /// Breaks a link with `error`, which each end learns some virtual time later. Drops held posts, and
+    /// half of the time all reads under way. Posts in flight may still be placed, in part, for a while
+    /// (F10, F11). Does nothing if the link is broken already.
     pub(super) fn break_with(&mut self, id: LinkId, error: LaneError) {
         if self.link(id).error.is_some() {
             return;

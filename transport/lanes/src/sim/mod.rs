@@ -15,7 +15,7 @@
 //! | F02 | lines are sampled at different times in any order; some twice, with bytes of both times |
 //! | F04, F15 | words of one write are placed in any order and torn; writes that do not overlap are placed in any order, also past signals |
 //! | F06 | a plain write never wakes; a wake-up has an effect only between `prepare_park` and `cancel_park` |
-//! | F10, F11 | after a break up to a dozen more pieces are placed, until the server lane is destroyed |
+//! | F10, F11 | after a break up to ten more pieces a direction are placed, until the server lane is destroyed |
 //! | F12 | some breaks are silent for up to ten seconds |
 //! | F13 | the destination of a failed read is overwritten before the call returns |
 //!

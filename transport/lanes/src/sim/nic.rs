@@ -70,8 +70,8 @@ impl Core {
     }
 
     /// Checks key, access flags and bounds of a post before its first byte is placed (F09). A refusal
-    /// breaks the link and returns false. Otherwise draws the random order in which its words are placed,
-    /// and returns true.
+    /// breaks the link, drops its posts to the server and returns false. Otherwise draws the order in
+    /// which the post's words are placed (ascending unless the faults reorder), and returns true.
     fn admit(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let link = &mut self.links[id.0];
         let (key, addr) = (post.to.key, post.to.addr);

@@ -21,7 +21,7 @@ pub struct SimQueue<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// Arrival time and value of each item.
+    /// Arrival time (virtual nanoseconds) and value of each item.
     items: VecDeque<(u64, T)>,
     receiver: Option<TaskId>,
     /// Parker that an arrival wakes.
@@ -52,7 +52,7 @@ impl<T> SimQueue<T> {
     }
 
     /// Sets the parker that an arriving value wakes: the one in which the receiving task sleeps when
-    /// idle. The task then polls with [`SimQueue::try_recv`]. Without it the task blocks in
+    /// idle. The task then polls with [`SimQueue::try_recv`]. Without a parker the task blocks in
     /// `SimQueue::recv`.
     #[must_use]
     pub fn waking(self, parker: &SimParker) -> Self {

@@ -32,7 +32,8 @@ pub(super) struct Batch {
     pub(super) id: u64,
     left: usize,
     done: Vec<Done>,
-    /// The caller's memory, if it was moved here; not touched before the batch is complete.
+    /// The caller's memory, if it was moved here. Until the batch is complete only bodies that an
+    /// unpacker took are written.
     owned: Option<ReadBatch>,
     /// Whether the batch was handed over to the network.
     sent: bool,
@@ -99,9 +100,9 @@ impl Batch {
         self.owned.take()
     }
 
-    /// Copies the bodies that unpackers wrote into the batch's own memory to `body`, at the offsets of
-    /// the same reads in `ops`. With `back`, copies them from `body` to the batch. Does nothing for the
-    /// reads of a blocking call.
+    /// For the reads that an unpacker took: copies their bodies from the batch's own memory to `body`, at
+    /// the offsets of the same reads in `ops`. With `back`, copies them from `body` to the batch. Does
+    /// nothing for the reads of a blocking call.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
             return;
@@ -227,7 +228,7 @@ impl Core {
     }
 
     /// Copies (samples) some cache lines of a read from server memory, and schedules the rest or the
-    /// completion. The first call checks the access; a refusal breaks the link.
+    /// completion. Each call checks the access; a refusal breaks the link.
     pub(super) fn sample(&mut self, id: LinkId, read: u64) {
         let Some(at) = self.links[id.0].reads.iter().position(|r| r.id == read) else {
             return;
@@ -348,8 +349,8 @@ impl Core {
     }
 
     /// Places the data of complete submitted batches in their buffers and moves them to the queue of
-    /// [`crate::fabric::ClientLane::poll_read`]. Wakes the client's task or parker. Leaves batches that a
-    /// call takes itself.
+    /// [`crate::fabric::ClientLane::poll_read`], but leaves batches that a call takes itself. Wakes the
+    /// client's task if it is blocked in a call, and its parker if a batch was moved.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let parker = link.client_parker;

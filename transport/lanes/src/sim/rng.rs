@@ -28,8 +28,8 @@ impl Rng {
         p > 0.0 && ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 
-    /// Creates another generator, seeded by the next number of this one. Its draws do not change those of
-    /// this one.
+    /// Creates another generator, seeded by the next number of this one. Numbers drawn from the new one
+    /// do not change those of this one.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self::new(self.bits())

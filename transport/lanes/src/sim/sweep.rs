@@ -10,7 +10,7 @@ use super::world::Outcome;
 pub struct Here {
     /// The package, as cargo names it.
     pub package: &'static str,
-    /// Type name of a function inside the test: crate, modules, test.
+    /// Type name of a function inside the test: crate, modules, test and `here`, joined by `::`.
     pub path: &'static str,
     /// File of the test.
     pub file: &'static str,

@@ -3,8 +3,8 @@
 use tidewater_protocol::limits::LANE_IN_BYTES;
 
 /// Greatest number of bytes received with one call behind a long payload that goes straight to its
-/// destination: a few headers. Also that of a call that looks for the next such payload. A larger part
-/// would be copied once more than the payload itself.
+/// destination: a few headers. A call that looks for the next such payload receives at most as many. A
+/// larger part would be copied once more than the payload itself.
 const BESIDE_BYTES: usize = 4 << 10;
 
 /// Receive buffer of a lane, [`LANE_IN_BYTES`] (64 KiB) long: bytes received and not yet decoded.
@@ -113,7 +113,7 @@ impl Fifo {
     }
 
     /// Returns the pending bytes from a stream position to the end, which the caller may change. `None`
-    /// if some of them were sent already.
+    /// if some of them were sent already, or the position is behind the end.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
         self.bytes.get_mut(self.head.checked_add(at)?..self.tail)

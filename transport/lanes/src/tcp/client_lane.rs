@@ -48,7 +48,8 @@ pub struct TcpClientLane {
     pub(super) begun: Deadline,
     /// Whether bytes were received since `begun`.
     pub(super) heard: bool,
-    /// Time at which the lane is given up if nothing is received before; set by a late read.
+    /// Time from which on a late read breaks the lane, if nothing is received before; set by the first
+    /// late wait.
     pub(super) quiet_until: Option<Deadline>,
     /// Time until which submitted reads may wait for others, if some do.
     pub(super) held: Option<Deadline>,
@@ -60,7 +61,7 @@ pub struct TcpClientLane {
 pub(super) struct Inbound {
     pub(super) input: Input,
     pub(super) incoming: Incoming,
-    /// Answers are long runs: the next one is probably long too.
+    /// Whether the last bytes of an answer were received directly: the next answer is probably long too.
     pub(super) bulk: bool,
     /// Requests without an answer, in the order in which the answers come.
     pub(super) awaited: VecDeque<Awaited>,
@@ -71,12 +72,12 @@ pub(super) struct Inbound {
     pub(super) done: VecDeque<ReadBatch>,
     /// The oldest batch is not in `batches`: the caller holds it until the call returns.
     pub(super) is_direct: bool,
-    /// Old value of the counter that was requested.
+    /// Old value that the last awaited atomic returned; `None` until its answer comes.
     pub(super) counter: Option<u64>,
 }
 
-/// A request that was sent and has no answer yet: the recipient and the length in bytes of the answer,
-/// and the cookie that it repeats.
+/// A request that was sent and has no answer yet: the recipient of the answer, its length in bytes (0 for
+/// an atomic), and the cookie that the answer repeats.
 pub(super) struct Awaited {
     pub(super) whose: Whose,
     pub(super) bytes: u32,
@@ -187,8 +188,8 @@ impl TcpClientLane {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends a call, and returns its `result`: sets the socket events that wake the thread. A fatal error
-    /// in `result` breaks the lane for good and closes the socket.
+    /// Ends a call and returns its `result`. After success sets the socket events that wake the thread,
+    /// and returns the error if that fails. A fatal error breaks the lane for good and closes the socket.
     pub(super) fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
             let waiting = self.stuck && self.out.len() > 0;
@@ -366,8 +367,9 @@ impl TcpClientLane {
         }
     }
 
-    /// Blocks until `len` more bytes of output fit [`LANE_OUT_BYTES`], for [`DATA_DEADLINE`] at most:
-    /// sends pending output. Receives meanwhile, so that two full ends never wait for each other.
+    /// Blocks until `len` more bytes of output fit [`LANE_OUT_BYTES`]: sends pending output. Receives
+    /// meanwhile, so that two full ends never wait for each other. Fails with [`LaneError::Deadline`]
+    /// once [`DATA_DEADLINE`] has passed and nothing moves.
     pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
@@ -408,7 +410,8 @@ impl TcpClientLane {
 
     /// Sends a write (`header`, then `bytes`) behind pending output, straight from the caller's memory.
     /// Copies only the part that the socket does not take now. Blocks while that part does not fit the
-    /// output buffer.
+    /// output buffer; fails with [`LaneError::Deadline`] once [`DATA_DEADLINE`] has passed and nothing
+    /// moves.
     fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
         let deadline = Deadline::after(DATA_DEADLINE);
         let (mut header, mut bytes) = (header, bytes);

@@ -30,8 +30,9 @@ impl TcpClientLane {
         }
     }
 
-    /// Notes that an answer is awaited and late. Returns the end of the time without input after which the lane is
-    /// given up, which began with the first such wait since the last input.
+    /// Notes that an answer is awaited and late. Returns the time at which the lane is given up if no
+    /// input comes before. It is [`LANE_QUIET_MAX`] after the start of the first late wait since the last
+    /// input, or after its end if input came during that wait.
     #[cold]
     pub(super) fn note_quiet(&mut self) -> Deadline {
         let since = if self.heard {

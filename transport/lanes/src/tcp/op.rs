@@ -59,13 +59,14 @@ pub const DECODERS: &[(&str, Decode)] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// The first byte is not the magic.
+    /// The first byte, which this contains, is not the magic.
     #[error("no message here: it begins with {0:#04x}")]
     Magic(u8),
-    /// A kind that this end does not accept.
+    /// A message of a kind, which this contains, that the receiving end does not accept.
     #[error("message of unknown kind {0}")]
     Kind(u8),
-    /// A reserved bit is set or the check is wrong.
+    /// A message of the contained kind has a reserved bit set, a wrong check or, if a refusal, an unknown
+    /// code.
     #[error("message of kind {0} has reserved bits set or a wrong check")]
     Reserved(u8),
     /// A count or length over its limit.
@@ -86,7 +87,7 @@ pub enum OpError {
 pub enum Request {
     /// Reads; the list of entries follows.
     ReadV {
-        /// Entries of the list, at least 1.
+        /// Entries of the list, at most 512. A client sends at least 1; the decoder accepts 0.
         entries: u32,
         /// Bytes of all entries together.
         bytes: u32,

@@ -102,8 +102,9 @@ impl Output {
 
     /// Queues a write of `bytes` at byte offset `at` of the client's mailbox. If the previous post has
     /// the same offset and length and is still held, the new one replaces it: no reader can see the
-    /// difference. Returns false, and drops the post, when too many bytes of posts are held because the
-    /// client does not read.
+    /// difference. Returns false, and drops the post, when more than [`LANE_POSTS_BYTES_MAX`] bytes of
+    /// posts would be held, because the client does not read, or `at` or the length needs more than 32
+    /// bits.
     pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
         if let Some(last) = &self.last_post
             && (last.at, last.len) == (at, bytes.len())

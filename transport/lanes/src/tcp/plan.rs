@@ -82,8 +82,9 @@ impl Plan {
     }
 
     /// Appends one READV request for the next reads of the list to `out`, up to 512 reads and 1 MiB, and
-    /// counts it as open. Returns the number of bytes that it requests. The answer repeats `cookie`. The
-    /// caller calls again until `Self::is_asked`.
+    /// counts it as open. A read that does not fit is split at a multiple of 8 bytes. Returns the number
+    /// of bytes that the request asks for. The answer repeats `cookie`. The caller calls again until
+    /// `Self::is_asked`.
     pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
         let most = ops.len().saturating_sub(self.asked.op);
         let most = most.min(LANE_READV_ENTRIES_MAX);
@@ -156,7 +157,7 @@ pub(super) struct Target<'a> {
     pub(super) ops: &'a [ReadOp],
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
-    /// Receives the offer of data that is not placed yet.
+    /// Callback to which data is offered before it is placed; `None` if the call has none.
     pub(super) unpacker: Option<&'a mut dyn Unpack>,
 }
 

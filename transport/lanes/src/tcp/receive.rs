@@ -117,7 +117,8 @@ impl Post {
 
 impl Inbound {
     /// Receives and processes available bytes, with at most [`ROUNDS`] system calls. `caller` is the
-    /// destination of the call under way, if it reads. Returns whether any bytes arrived. Never blocks.
+    /// destination of the call under way, if it reads. Returns whether any bytes arrived, or bytes that
+    /// an earlier call had left in the input buffer were processed. Never blocks.
     pub(super) fn receive(
         &mut self,
         socket: &Socket,
@@ -225,8 +226,8 @@ impl Inbound {
     }
 
     /// Processes the messages in the input buffer, as far as they have arrived: places answers and posts.
-    /// Stops behind a complete direct receive. Fails for bytes that are no message or answer no pending
-    /// request.
+    /// Stops behind a complete direct receive. Fails for a refusal, and for bytes that are no message or
+    /// answer no pending request.
     pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,

@@ -14,9 +14,10 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Sends requests for submitted reads now, or holds fewer than `LANE_HELD_BATCHES` (16) batches back,
-    /// for [`LANE_HELD_TIME`] (20 us) at most. It holds them if input or finished batches wait, because
-    /// the thread will collect those at once and then submit more.
+    /// Sends pending output and requests for submitted reads now, or holds both back. Holds them while
+    /// fewer than `LANE_HELD_BATCHES` (16) batches are without a request and input or finished batches
+    /// wait: the thread will collect those at once and then submit more. A call sends in any case once
+    /// [`LANE_HELD_TIME`] (20 us) has passed since the first call that held them.
     pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
         let posted = self.inbound.batches.len() - self.inbound.batches_asked;
         let news = self.inbound.input.len() > 0 || !self.inbound.done.is_empty();
@@ -32,8 +33,9 @@ impl TcpClientLane {
     }
 
     /// Blocks until the oldest batch is complete and receives its bodies directly into `body` at the
-    /// offsets of `ops`, the same reads. `None` if batch `tag` is not the oldest, or at the deadline. The
-    /// batch then stays under way, and what has arrived is copied to its own buffers.
+    /// offsets of `ops`, the same reads. `None` if batch `tag` is not the oldest under way, or at the
+    /// deadline. The batch then comes back from `poll_read`; at the deadline what has arrived is copied
+    /// to its own buffers.
     pub(super) fn recv_direct(
         &mut self,
         tag: u64,
@@ -117,8 +119,8 @@ impl TcpClientLane {
     }
 }
 
-/// Checks that `ops` are the reads of a submitted batch, with body offsets that fit `body`;
-/// [`LaneError::Usage`] if not.
+/// Checks that `ops` have the lengths and head offsets of the reads of a submitted batch, and body
+/// offsets that fit `body`; [`LaneError::Usage`] if not. Source addresses are not compared.
 fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneError> {
     let asked = &posted.batch.ops;
     let mut pairs = asked.iter().zip(ops);

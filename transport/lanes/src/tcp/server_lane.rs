@@ -20,8 +20,8 @@ use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::sync::Arc;
 
-/// Number of copied bytes of one answer from which on they are sent before the rest is copied. Used where
-/// this host has several cores: the client can process them meanwhile.
+/// Number of pending copied bytes from which on they are sent before the rest of an answer is copied.
+/// Used where this host has several cores: the client can process them meanwhile.
 const EAGER_ANSWER_BYTES: usize = 32 << 10;
 /// Size in bytes of a client's write from which on the lane receives few bytes behind it. A second
 /// receive call then costs less than a copy of the next write's beginning.
@@ -45,7 +45,8 @@ pub struct TcpServerLane {
     out: Output,
     /// No request is executed before the client reads some of its answers.
     blocked: bool,
-    /// Writes are long runs: the next one is probably long too.
+    /// Whether the last request, signals left out, was a write of [`BULK_BYTES`] or more: the next is
+    /// probably long too.
     bulk: bool,
     /// Whether a long answer is sent piece by piece while it is put together. On one core a piece would
     /// only wake the client early.

@@ -28,7 +28,7 @@ pub(super) enum Interest {
 pub(super) enum Moved {
     /// Number of bytes moved, at least 1.
     Bytes(usize),
-    /// No byte can be moved now.
+    /// No byte can be moved now, or the call was skipped.
     Nothing,
     /// The peer sends no more.
     Closed,
@@ -48,8 +48,8 @@ pub(super) struct Socket {
 }
 
 /// Greatest number of consecutive receive calls on an empty socket that are skipped (no system call) if
-/// no sleep reports input. A thread that goes to sleep saves them; one that has other work does not wait
-/// for long.
+/// no sleep reports input, before the thread looks at all its sockets or makes the call. A thread that
+/// goes to sleep saves the calls; one that has other work does not wait for long.
 const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
@@ -77,10 +77,10 @@ impl Socket {
         self.readiness.set(true);
     }
 
-    /// Returns whether the next receive call may be skipped, and counts it if so. True for at most
+    /// Returns whether the next receive call may be skipped, and counts it if so. True for
     /// [`LOOKS_SKIPPED_MAX`] calls in a row, while the socket was empty and the reactor's sleeps report
-    /// no input. On a thread with many sockets one look at all of them then says which have input: an applier
-    /// does not make a call for each of 200 silent clients.
+    /// no input. The call after them looks at all sockets at once if the thread has many, and is skipped
+    /// too if this one has no input: an applier does not make a call for each of 200 silent clients.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
@@ -161,8 +161,8 @@ impl Socket {
         self.looked(asked, moved(got, Moved::Closed))
     }
 
-    /// Receives available bytes into the parts of a scatter list, in order, without blocking. Cost: as
-    /// [`Self::recv_bytes`].
+    /// Receives available bytes into the parts of a scatter list, in order, without blocking. Cost: one
+    /// system call, or none where [`Self::may_skip`] allows it: then `Nothing`.
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
         if list.total_bytes() == 0 || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -172,7 +172,8 @@ impl Socket {
     }
 
     /// Blocks until bytes have arrived, or (if `output`) can be sent, or the deadline has passed. May
-    /// return early: the caller polls again.
+    /// return early: the caller polls again. Marks the socket as readable, so that the next receive call
+    /// is not skipped.
     pub(super) fn sleep(&self, output: bool, deadline: Deadline) {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut flags = PollFlags::IN;

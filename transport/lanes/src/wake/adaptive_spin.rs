@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Extended spin of a wait: 200 us. If spin and sleep of a wait together were shorter, the next wait
+/// Extended spin of a wait: 200 us. If spin and sleep of a wait together were not longer, the next wait
 /// spins this long.
 ///
 /// A parked thread takes 30 to 100 us to wake on a virtual machine. That is several times the spin of a
@@ -43,10 +43,10 @@ impl AdaptiveSpin {
         self.now
     }
 
-    /// Sets the next spin time after a wait that spun in vain and then slept for `slept`. It becomes
-    /// [`PATIENT`] if spin and sleep together were not longer than that, but not twice in a row.
-    /// Otherwise, and if `dear`, it is the initial one. `dear`: polls are system calls, or another thread
-    /// used the yielded core.
+    /// Sets the next spin time after a wait that spun in vain and then slept for `slept`. If adaptation
+    /// is on, it becomes [`PATIENT`] if spin and sleep together were not longer than that, but not twice
+    /// in a row. Otherwise, and if `dear`, it is the initial one. `dear`: polls are system calls, or
+    /// another thread used the yielded core.
     pub(super) fn slept(&mut self, slept: Duration, dear: bool) {
         let soon = self.now < PATIENT && self.now + slept <= PATIENT;
         self.now = if self.learns && soon && !dear {
