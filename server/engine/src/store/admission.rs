@@ -22,6 +22,7 @@ const HALVED: usize = 8;
 /// Count-min sketch of the pushes of keys without a row, for one table on one applier.
 #[derive(Debug)]
 pub(super) struct Admission {
+    /// Number of the push of a key that creates its row, at least 2.
     pushes: u8,
     counters: Box<[u8]>,
     /// Index of the next counter to halve.
@@ -39,8 +40,8 @@ impl Admission {
         })
     }
 
-    /// Counts a push of a key without a row. Returns whether its count has reached the threshold, so that
-    /// the key gets its row.
+    /// Counts a push of a key without a row. Returns whether the key's count has reached the threshold: the
+    /// caller then creates the row.
     pub(super) fn count(&mut self, key: u64) -> bool {
         for counter in &mut self.counters[self.sweep..self.sweep + HALVED] {
             *counter /= 2;
@@ -64,8 +65,8 @@ impl SparseShard {
         self.admission.is_some()
     }
 
-    /// Whether a push of a key is applied: the key has a row, or this push reaches the threshold. Counts
-    /// the push if the key has no row.
+    /// Whether a push of a key is applied: the key has a row, this push reaches the threshold, or the table has
+    /// no threshold. Counts the push if the key has no row. Creates no row.
     pub fn admit(&mut self, key: u64) -> bool {
         self.find(key).is_some()
             || mutants::on(Mutant::AdmitAtOnce)

@@ -4,19 +4,20 @@
 //! the next checkpoint takes the notes and copies only these records; a new set begins at the same moment. Everything
 //! runs on the table's applier.
 
-/// Records of one leaf of the set.
+/// Number of records in one leaf of the set, one bit for each.
 const LEAF_RECORDS: u64 = 64 * LEAF_WORDS as u64;
-/// Words of a leaf: 4 KiB.
+/// Number of 64-bit words of a leaf: 4 KiB.
 const LEAF_WORDS: usize = 512;
 
-/// Maximum number of removed rows that are noted: 8 MiB of keys. Beyond it the next checkpoint holds all records.
+/// Maximum number of removed rows that are noted: 8 MiB of keys. After more of them the next checkpoint cannot be
+/// incremental.
 pub(crate) const REMOVED_MAX: usize = 1 << 20;
 
 /// Set of the records of a table's share that have changed since a checkpoint, and the keys of rows that were removed.
 #[derive(Debug)]
 pub(crate) struct Changes {
     since: u64,
-    /// Positions below `1 << shift` apart are those of one record.
+    /// Number of bits by which a position is shifted right to get the number of its record's bit.
     shift: u32,
     /// One bit for each record, in leaves that exist once a record in them has changed.
     leaves: Vec<Option<Box<[u64; LEAF_WORDS]>>>,
@@ -49,7 +50,7 @@ impl Changes {
         words[(record % LEAF_RECORDS / 64) as usize] |= 1 << (record % 64);
     }
 
-    /// Notes that the row of a key is removed.
+    /// Notes that the row of a key is removed. After [`REMOVED_MAX`] keys, notes only that keys are missing.
     pub(crate) fn note_removed(&mut self, key: u64) {
         match self.removed.len() < REMOVED_MAX {
             true => self.removed.push(key),
@@ -66,15 +67,16 @@ impl Changes {
         })
     }
 
-    /// Takes the keys of the rows that were removed, in the order of their removal. A key may come twice.
+    /// Takes the keys of the rows that were removed out of the set, in the order of their removal. A key may come
+    /// twice.
     pub(crate) fn take_removed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.removed)
     }
 
-    /// Checks that this is all that has changed since checkpoint `number`.
+    /// Checks that the set holds all changes since checkpoint `number`.
     ///
     /// # Errors
-    /// Why a checkpoint cannot extend that one.
+    /// The reason, in words, why a checkpoint cannot extend checkpoint `number`.
     pub(crate) fn check(&self, number: u64) -> Result<(), String> {
         if self.since != number {
             let since = self.since;

@@ -74,8 +74,9 @@ impl Redo {
         Ok(())
     }
 
-    /// Reads the tick that a dead applier began last, with its position. `push` is the result of
-    /// [`Self::interrupted`]: a name under [`TICK_SESSION`] is that of some rows of a tick.
+    /// Reads the tick that a dead applier began last, with its position; all fields are 0 if none was begun.
+    /// `push` is the push with its number of applied rows that [`Self::interrupted`] returns. A name under
+    /// [`TICK_SESSION`] is that of some rows of the tick, and may show a later position than the one noted.
     ///
     /// # Errors
     /// None in practice: the area lies inside the memory of this server.

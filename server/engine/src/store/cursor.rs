@@ -22,15 +22,16 @@ pub struct RowCursor {
 
 impl SparseShard {
     /// Number of slots that a partition has taken, with rows or without. `None` for a partition of another
-    /// applier. A row keeps its slot until it is removed, so slot numbers address the rows in calls that
-    /// cover a partition in several frames.
+    /// applier. These slots are numbered from 0 in the order in which they were taken. A row keeps its slot until
+    /// it is removed, so the numbers address the rows in calls that cover a partition in several frames.
     pub fn slots(&self, partition: u32) -> Option<u64> {
         let rows = self.partitions.get(partition as usize)?.as_ref()?;
         Some(rows.runs.iter().map(|run| u64::from(run.len)).sum())
     }
 
-    /// Appends the places of the rows in a range of slots of a partition to `places`. Slots without a row
-    /// are left out. Cost: a step for each run of the partition (1,024 slots), a row header for each slot.
+    /// Appends the places of the rows in a range of a partition's slots, numbered from 0, to `places`, in the
+    /// order of slots. Slots without a row are left out. No effect for a partition of another applier. Cost: a
+    /// step for each run of the partition (usually 8 to 1,024 slots), a key and an index search for each slot.
     pub fn rows_in_slots(&self, partition: u32, slots: Range<u64>, places: &mut Vec<RowPlace>) {
         let rows = self.partitions.get(partition as usize);
         let Some(rows) = rows.and_then(Option::as_ref) else {
@@ -58,7 +59,9 @@ impl SparseShard {
         (self.find_slot(place.key) == Some(slot)).then_some(place)
     }
 
-    /// Begins a save of all rows of the shard, see [`super::cut::Watch::begin`].
+    /// Begins a save of all rows of the shard, or of those that have changed since the checkpoint that `mark`
+    /// extends. Returns the keys of the rows that were removed since that checkpoint, and the error if these
+    /// changes are not known, see [`super::cut::Watch::begin`].
     pub(crate) fn begin_cut(
         &mut self,
         outlet: Outlet,
@@ -68,8 +71,8 @@ impl SparseShard {
         self.rows().begin_cut(outlet, spans, mark)
     }
 
-    /// Returns key and place of the next row of a partition, and advances the cursor. `None` at the end.
-    /// Cost: one row header, more across vacant slots.
+    /// Returns key and place of the next row of a partition, and moves the cursor behind the row. `None` at the
+    /// end, and for a partition of another applier. Cost: a key and an index search, more across vacant slots.
     pub fn next_row(&self, partition: u32, cursor: &mut RowCursor) -> Option<(u64, RowPlace)> {
         let rows = self.partitions.get(partition as usize)?.as_ref()?;
         loop {

@@ -22,11 +22,11 @@ use tidewater_runtime::sync::{AtomicBool, AtomicUsize, Ordering};
 
 use super::changes::Changes;
 
-/// Bytes of copied records after which a group is sent to the writing thread.
+/// Bytes of copied records from which on a group is sent to the writing thread.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// Bytes sent and not yet written from which on cursors wait for the writing thread. They continue below
-/// half of it.
+/// Bytes sent and not yet written from which on cursors wait for the writing thread; less for a save with a
+/// smaller limit, see [`SaveMemory::window`]. Waiting appliers are woken below half of these bytes.
 const WINDOW_BYTES: usize = 8 << 20;
 
 /// Byte counters that bound the copies of one save, and its cancellation flag. The appliers of a server and
@@ -62,20 +62,20 @@ impl SaveMemory {
         self.limit
     }
 
-    /// Whether so many sent bytes wait for the writing thread that the cursors must wait. Copies before a
-    /// write never wait.
+    /// Whether so many sent bytes wait for the writing thread that the cursors must wait. The copies that a
+    /// writer makes before it changes a record never wait.
     pub(crate) fn is_full(&self) -> bool {
         self.queued.load(Ordering::Relaxed) >= self.window()
     }
 
-    /// Bytes sent and not yet written from which on cursors wait. Below the limit, so that no save fails by
-    /// what its cursors alone have copied.
+    /// Bytes sent and not yet written from which on cursors wait: 8 MiB, or half the save's limit if that is
+    /// less. So no save fails by what its cursors alone have copied.
     fn window(&self) -> usize {
         WINDOW_BYTES.min(self.limit / 2)
     }
 
-    /// Counts `bytes` received bytes as written; called by the writing thread. Returns true when cursors that
-    /// waited can continue: the caller then wakes the appliers.
+    /// Counts `bytes` received bytes as written; called by the writing thread. Returns true when the bytes that
+    /// wait fall below half of those at which cursors wait: the caller then wakes the appliers.
     pub fn written(&self, bytes: usize) -> bool {
         self.free(bytes);
         let before = self.queued.fetch_sub(bytes, Ordering::Relaxed);
@@ -97,8 +97,8 @@ impl SaveMemory {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` copied bytes as held. Above the limit nothing is counted, and the error is the number
-    /// of bytes that would be held: the save fails.
+    /// Counts `bytes` copied bytes as held. If that would exceed the limit, nothing is counted, and the error is
+    /// the number of bytes that would be held: the caller fails the save.
     fn take(&self, bytes: usize) -> Result<(), usize> {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if held <= self.limit {
@@ -140,18 +140,19 @@ pub enum SavePiece {
     },
     /// All records of the applier have been sent.
     Done,
-    /// The applier cannot make the save an extension of another checkpoint: it has not noted all changes since.
+    /// The applier cannot make the save an extension of an earlier checkpoint: it has not noted all changes since
+    /// that one.
     ChangesUnknown {
         /// The table of which changes are not known.
         table: TableId,
-        /// What is not known.
+        /// What is not known, in words.
         why: String,
     },
     /// The applier cannot continue the save.
     Failed {
         /// The table at which it failed.
         table: TableId,
-        /// The reason of the failure.
+        /// The reason of the failure, in words.
         why: String,
     },
 }
@@ -208,8 +209,9 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Creates a cut of the records at `spans`, with positions `stride` apart, and if `only` is given of those among
-    /// them that have changed. Cost: zeroed memory of one bit a record, which is touched as records are claimed.
+    /// Creates a cut of the records at `spans`, with positions `stride` apart; with `only`, of those among them
+    /// that are in this set. `spans` need not be sorted. Cost: zeroed memory of one bit a record, which is touched
+    /// as records are claimed.
     fn new(outlet: Outlet, mut spans: Vec<Span>, stride: u64, only: Option<Changes>) -> Self {
         spans.sort_unstable();
         let mut records = 0;
@@ -250,8 +252,9 @@ impl Cut {
         is_first && self.only.as_ref().is_none_or(|only| only.has(position))
     }
 
-    /// Adds the copy of a record to the group of its partition: key, values and optimizer state. A full
-    /// group is sent. Above the byte limit the save fails and nothing is added; nothing is added to a
+    /// Adds the copy of a record to the group of its partition: key, values and optimizer state. Sends the group
+    /// if it has [`PIECE_BYTES`], or if more than half of the save's limit is held. If the limit would be
+    /// exceeded, nothing is added, and the save is cancelled and reported as failed. Nothing is added to a
     /// cancelled save.
     pub(crate) fn copy(&mut self, partition: u32, key: u64, values: &[u8], state: &[u8]) {
         let memory = &self.outlet.memory;
@@ -297,8 +300,8 @@ impl Cut {
     }
 }
 
-/// What the writers of a table's share look for before they change a record: the cut of a save that is under way, and
-/// the set that notes the changes since the last checkpoint.
+/// State that the writers of a table's share check before they change a record: the cut of a save that is under
+/// way, and the set that notes the changes since the last checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     cut: Option<Box<Cut>>,
@@ -312,11 +315,13 @@ impl Watch {
     }
 
     /// Begins a save of the records at `spans`, with positions `stride` apart: from now on a record is copied to
-    /// `outlet` before it changes. Of a checkpoint that the next one may extend, changes are noted from now on; one that
-    /// extends another copies what has changed since that one. Returns the keys of rows that were removed since, none for a full save.
+    /// `outlet` before it changes. If `mark` extends a checkpoint, only records that have changed since that one
+    /// are copied, and the keys of the rows removed since then are returned, in the order of removal; otherwise
+    /// all records and no keys. A new set notes the changes from now on if `mark` asks for it, none if it does
+    /// not; without a mark the present set stays.
     ///
     /// # Errors
-    /// The changes since the checkpoint that this one extends are not known. Nothing was changed.
+    /// The reason, if the changes since the checkpoint that `mark` extends are not known. Nothing was changed.
     pub(crate) fn begin(
         &mut self,
         outlet: Outlet,
@@ -341,10 +346,10 @@ impl Watch {
         Ok(removed)
     }
 
-    /// Checks that all changes since the checkpoint that `mark` extends are noted here.
+    /// Checks that all changes since the checkpoint that `mark` extends are noted here. `Ok` if it extends none.
     ///
     /// # Errors
-    /// What is not known.
+    /// What is not known, in words.
     pub(crate) fn check(&self, mark: Option<CheckpointMark>) -> Result<(), String> {
         let Some(number) = mark.and_then(|mark| mark.extends) else {
             return Ok(());
@@ -368,18 +373,19 @@ impl Watch {
         self.cut.is_some()
     }
 
-    /// Ends the save that is under way. Changes are still noted.
+    /// Ends the save that is under way, and drops copies that were not sent. Changes are still noted.
     pub(crate) fn end_cut(&mut self) {
         self.cut = None;
     }
 
-    /// Claims a record for the cursor of the save. If it returns true, the caller must copy the record now.
+    /// Claims a record for the cursor of the save. If true is returned, the caller must copy the record now.
+    /// False without a save, and for a record that was claimed before or is not to be copied.
     pub(crate) fn claim(&mut self, position: u64) -> bool {
         self.cut.as_mut().is_some_and(|cut| cut.claim(position))
     }
 
-    /// Claims a record before a write changes it, and notes the change. If it returns true, the caller must copy the
-    /// record now.
+    /// Claims a record before a write changes it, and notes the change. If true is returned, the caller must copy
+    /// the record now. False without a save, and for a record that was claimed before or is not to be copied.
     pub(crate) fn claim_before_write(&mut self, position: u64) -> bool {
         self.note(position);
         !mutants::on(Mutant::WriteBeforeCopy) && self.claim(position)
@@ -391,7 +397,7 @@ impl Watch {
         self.claim(position);
     }
 
-    /// Notes that the row of a key is removed.
+    /// Notes that the row of a key is removed. No effect if no changes are noted.
     pub(crate) fn note_removed(&mut self, key: u64) {
         if let Some(changes) = &mut self.changes
             && !mutants::on(Mutant::RemovalNotNoted)

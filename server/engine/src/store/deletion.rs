@@ -5,9 +5,9 @@ use super::redo::{Progress, Redo};
 use super::sparse::SparseShard;
 
 impl SparseShard {
-    /// Resets the row of a key in place to its initial values and state, like a deletion and a creation,
-    /// but without new memory. Location and generation stay; the version grows by one. Returns false if
-    /// there is no row.
+    /// Resets the row of a key in place to its initial values and optimizer state. Takes no memory. Location and
+    /// generation stay; the version's counter grows by one. The expiry stamp stays. Returns false if there is no
+    /// row.
     ///
     /// # Errors
     /// None in practice: rows of this shard lie inside the memory of its server.

@@ -65,8 +65,8 @@ pub struct BlocksDescriptor {
     pub first_block: u64,
     /// Number of blocks. It is 0 only for surplus partitions, in a table with fewer blocks than partitions.
     pub blocks: u64,
-    /// Addresses of the first block in the first and the second buffer. The distance of two adjacent
-    /// buffers is the same for all.
+    /// Addresses (byte offsets in public memory) of the first block in the first and the second buffer. Further
+    /// buffers follow at the same distance. With one buffer the second address has no meaning.
     pub payload: [u64; 2],
     /// Number of buffers: the versions of a snapshot table, otherwise 1.
     pub buffers: usize,
@@ -216,7 +216,9 @@ impl DenseBlocks {
         [vec![payload, meta], private]
     }
 
-    /// Begins a save of all blocks of the share, see [`Watch::begin`].
+    /// Begins a save of all blocks of the share, or of those that have changed since the checkpoint that `mark`
+    /// extends. Returns the keys of removed rows, of which there are none here, and the error if these changes
+    /// are not known, see [`Watch::begin`].
     pub(crate) fn begin_cut(
         &mut self,
         outlet: Outlet,
@@ -230,13 +232,14 @@ impl DenseBlocks {
         self.watch.begin(outlet, parts, 1, mark)
     }
 
-    /// Returns what is looked for before a block changes: a save that is under way, and the changes since a checkpoint.
+    /// Returns the state that writers check before a block changes: a save that is under way, and the changes
+    /// since a checkpoint.
     pub(crate) const fn watch(&mut self) -> &mut Watch {
         &mut self.watch
     }
 
-    /// Copies a block into the save under way. Returns the number of bytes copied: 0 without a save, or for a
-    /// block that has been copied.
+    /// Copies a block into the save under way. Returns the bytes of values and state that were copied: 0 without
+    /// a save, for a block that has been copied, and for an unchanged block where only changes are copied.
     ///
     /// # Errors
     /// [`BlocksError::NotOwned`].
@@ -247,7 +250,8 @@ impl DenseBlocks {
         Ok(0)
     }
 
-    /// Copies a block that is about to change into the save under way, unless it has been copied, and notes its change.
+    /// Copies a block that is about to change into the save under way, unless it has been copied, and notes its
+    /// change.
     #[cold]
     fn before_write(&mut self, block: u64) -> Result<(), BlocksError> {
         if self.watch.claim_before_write(block) {
@@ -322,16 +326,17 @@ impl DenseBlocks {
         self.partition_of(first, count).is_some()
     }
 
-    /// Applies the `values` of a push to the elements from `first_element` on, which must be in one
-    /// partition of this applier. On a snapshot table the push goes into the epoch that is being built, see
-    /// [`Self::begin_epoch`].
+    /// Applies the `values` of a push, one for each element, to the elements from `first_element` on, which must
+    /// be in one partition of this applier. On a snapshot table the push goes into the epoch that is being built,
+    /// see [`Self::begin_epoch`].
     ///
-    /// Each block is one step of `progress.row`. To finish a range that was cut after row `r`,
-    /// continue at [`Self::resume_at`]`(first_element, r - progress.row + 1)`. Cost: about three
-    /// copies of the range and of its state, in addition to the rule.
+    /// Each block counts as one row: `progress.row` for the first, one more for each further block. To finish a
+    /// range that was interrupted after row `r` was stored, continue at
+    /// [`Self::resume_at`]`(first_element, r - progress.row + 1)`. Cost: about three copies of the range and of
+    /// its state, in addition to the rule.
     ///
     /// # Errors
-    /// [`BlocksError`].
+    /// [`BlocksError`]; `NotOwned` also for empty `values`.
     pub fn apply_range(
         &mut self,
         redo: &Redo,
@@ -383,8 +388,8 @@ impl DenseBlocks {
         self.apply_range(redo, progress, first, op, values)
     }
 
-    /// Returns the first element of a range that is left when `blocks` of its blocks are stored; `blocks`
-    /// is 1 when only the first block is.
+    /// Returns the first element that is left of a range from `first_element` on, when the first `blocks` blocks
+    /// of the range are stored.
     pub const fn resume_at(&self, first_element: u64, blocks: u32) -> u64 {
         let size = self.sizes.layout.block_elements();
         if blocks == 0 {
@@ -420,11 +425,11 @@ impl DenseBlocks {
     }
 
     /// Copies elements from `first` on into `out`, of one or more partitions of this applier. They are
-    /// untorn. On a snapshot table they are those of the front, without those of an epoch that is being
+    /// untorn. On a snapshot table they are those of the front, without changes of an epoch that is being
     /// built.
     ///
     /// # Errors
-    /// [`BlocksError`].
+    /// [`BlocksError::Length`] if `out` is not whole elements, [`BlocksError::NotOwned`] also if `out` is empty.
     pub fn read_range(&self, first: u64, out: &mut [u8]) -> Result<(), BlocksError> {
         let size = self.sizes.layout.element_bytes;
         if !out.len().is_multiple_of(size) {
@@ -495,7 +500,8 @@ impl DenseBlocks {
         })
     }
 
-    /// Zeroes and frees all memory of the share, version words first: a late reader finds no valid version.
+    /// Zeroes the public memory of the share, version words first, so that a late reader finds no valid version.
+    /// Then frees all memory of the share.
     ///
     /// # Errors
     /// None in practice: all blocks are of the server memory in which the share was created.

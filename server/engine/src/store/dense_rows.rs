@@ -39,13 +39,13 @@ struct Slab {
 pub struct RowsDescriptor {
     /// Number of the partition.
     pub partition: PartitionId,
-    /// Address of its first row's header; rows follow at the table's stride.
+    /// Address (byte offset in public memory) of the first row's header; rows follow at the table's stride.
     pub addr: u64,
-    /// Region key of that memory.
+    /// Region key of the memory of the rows.
     pub key: RegionKey,
-    /// Index of its first row.
+    /// Index in the table of the partition's first row.
     pub first_row: u64,
-    /// Number of rows; 0 when the table has fewer rows than partitions.
+    /// Number of rows; 0 only for surplus partitions, in a table with fewer rows than partitions.
     pub rows: u64,
 }
 
@@ -125,6 +125,9 @@ impl DenseRows {
 
     /// Resumes the share that a dead process left and registers its memory again. The rows stay as they
     /// are.
+    ///
+    /// # Errors
+    /// [`ResumeError::Damaged`] if `place` does not suit the table; others if memory cannot be registered.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         spec: &Arc<TableSpec>,
@@ -238,7 +241,9 @@ impl DenseRows {
         &mut self.rows
     }
 
-    /// Begins a save of all rows of the share, see [`super::cut::Watch::begin`].
+    /// Begins a save of all rows of the share, or of those that have changed since the checkpoint that `mark`
+    /// extends. Returns the keys of removed rows, of which there are none here, and the error if these changes
+    /// are not known, see [`super::cut::Watch::begin`].
     pub(crate) fn begin_cut(
         &mut self,
         outlet: Outlet,
@@ -289,8 +294,8 @@ impl DenseRows {
         Some(self.place_in(self.slabs.get(p)?.as_ref()?, row))
     }
 
-    /// Computes the place of a row of the slab. No product overflows, because `add` has checked the slab's
-    /// size.
+    /// Computes the place of a row, by its index in the table, which must be in the slab. No product overflows,
+    /// because `add` has checked the slab's size.
     #[inline]
     const fn place_in(&self, slab: &Slab, row: u64) -> RowPlace {
         let n = (row - slab.first) as usize;
@@ -302,8 +307,9 @@ impl DenseRows {
         }
     }
 
-    /// Returns index and place of the next row of a partition, in the order of indices; `None` at the end.
-    /// `cursor` begins at 0 and never becomes invalid.
+    /// Returns index in the table and place of the next row of a partition, in the order of indices. `None` at
+    /// the end, and for a partition of another applier. `cursor` is the number of rows returned so far: it begins
+    /// at 0 and never becomes invalid.
     pub fn next_row(&self, partition: u32, cursor: &mut u64) -> Option<(u64, RowPlace)> {
         let slab = self.slabs.get(partition as usize)?.as_ref()?;
         if *cursor >= slab.rows {
@@ -329,8 +335,7 @@ impl DenseRows {
         })
     }
 
-    /// Frees all memory of the share after all of its rows were made invalid, so that a late reader finds no
-    /// valid row, see `release_rows`.
+    /// Makes all rows invalid, so that a late reader finds no valid one, and then frees all memory of the share.
     ///
     /// # Errors
     /// None in practice: all blocks are of the server memory in which the share was created.

@@ -64,7 +64,7 @@ pub enum StoreError {
         /// What is missing, and how to get it.
         shortfall: Shortfall,
     },
-    /// Memory could not be mapped, locked or made present.
+    /// Memory could not be mapped, locked or made present, or an access lies outside the memory.
     #[error(transparent)]
     Mem(#[from] MemError),
     /// Memory could not be registered, so that clients could access it.

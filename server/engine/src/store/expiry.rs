@@ -60,7 +60,7 @@ impl SparseShard {
     /// Stamps rows with the present tick: a push of them takes effect now. No effect without an expiry.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when a place is not of this table.
+    /// [`StoreError::Mem`] when a place lies outside the memory; rows before it are stamped.
     pub fn stamp(&self, places: &[RowPlace]) -> Result<(), StoreError> {
         let Some(expiry) = &self.expiry else {
             return Ok(());
@@ -73,9 +73,9 @@ impl SparseShard {
         Ok(())
     }
 
-    /// Appends to `keys` the keys of the expired rows in a range of slots of a partition. `places` is
-    /// working memory. Cost: an index entry and a stamp for each slot, a step for each run of the
-    /// partition.
+    /// Appends to `keys` the keys of the expired rows in a range of a partition's slots, which are numbered from
+    /// 0 as in [`Self::slots`]. No effect on a table without an expiry. `places` is working memory, and is
+    /// cleared. Cost: an index search and a stamp for each slot, a step for each run of the partition.
     ///
     /// # Errors
     /// [`StoreError::Mem`]: none in practice, because the stamps lie inside the server's memory.

@@ -29,8 +29,8 @@ use super::redo::RowPlace;
 use super::release::{RowSlab, release_rows};
 use crate::store::ShardId;
 
-/// Bytes of row memory of a table's first extents. All sizes are multiples of it, so that freed extents
-/// serve tables with other rows.
+/// Bytes of row memory of a table's first extents. All sizes are multiples of this one, so that freed extents
+/// serve tables with other rows; except extents of 16 rows of more than 4 KiB each.
 const FIRST_BYTES: usize = 64 << 10;
 /// Divisor of a table's row memory for the size of its next extent, which bounds the slack of a large table. An
 /// extent has at least 64 KiB and 16 slots, so the slack of a small table is a greater part of it.
@@ -58,7 +58,7 @@ pub struct Extent {
     salt: u64,
     slots: u32,
     used: u32,
-    /// Number of its first slot in the index.
+    /// Slot number, as the index has it, of the extent's first slot.
     base: u32,
 }
 
@@ -127,8 +127,8 @@ impl Plan {
         (self.bytes / self.layout.stride) as u32
     }
 
-    /// Returns the plan with about `bytes` bytes of rows: rounded down to a multiple of `FIRST_BYTES`,
-    /// within the limits.
+    /// Returns the plan with `bytes` bytes of rows, at most `EXTENT_BYTES_MAX`, rounded down to a multiple of
+    /// `FIRST_BYTES`. At least one `FIRST_BYTES`, and at least `SLOTS_MIN` rows.
     fn of_bytes(self, bytes: usize) -> Self {
         let least = self.layout.stride * SLOTS_MIN;
         let bytes = bytes.min(EXTENT_BYTES_MAX) / FIRST_BYTES * FIRST_BYTES;
@@ -280,7 +280,7 @@ impl Extents {
         Ok(extents)
     }
 
-    /// Sets the number of slots in use in the last extent.
+    /// Sets the number of slots in use in the last extent, at most all of its slots.
     pub(super) fn end_at(&mut self, used: u32) {
         if let Some(last) = self.list.last_mut() {
             last.used = used.min(last.slots);
@@ -292,7 +292,8 @@ impl Extents {
         self.list.iter().map(|extent| extent.slots).collect()
     }
 
-    /// Counts the slots whose record has a key other than 0, and returns the greatest slot number with it.
+    /// Counts the slots with a key other than 0 in their record. Also returns the end of the slot numbers: one
+    /// more than that of the last extent's last slot, 0 without extents.
     pub(super) fn count_keys(&self) -> Result<(usize, u32), StoreError> {
         let record = self.plan.record_bytes;
         let mut keys = 0;
@@ -306,7 +307,8 @@ impl Extents {
         Ok((keys, last.map_or(0, |last| last.base + last.slots)))
     }
 
-    /// Lists the memory blocks of the extents: in public memory, and in private memory.
+    /// Lists the memory blocks of the extents: in public memory, with that of the extent table, and in private
+    /// memory, with that of the records for a successor.
     pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
         let rows = self.list.iter().map(|extent| extent.rows);
         let records = self.list.iter().map(|extent| extent.records);
@@ -327,17 +329,20 @@ impl Extents {
         self.memory.private.region()
     }
 
-    /// Returns address and region key of the extent table, which clients read.
+    /// Returns the address (byte offset in public memory) and the region key of the extent table, which clients
+    /// read.
     pub const fn table_addr(&self) -> (u64, RegionKey) {
         (self.entries.at as u64, self.entries_key)
     }
 
-    /// Takes at least one and up to `want` consecutive unused slots of one extent, the last one, and adds an
-    /// extent if that is full. Returns the extent's number from 1, the first slot and the number of slots.
-    /// Bounded work unless the helper thread is late.
+    /// Takes at least one and up to `want` consecutive unused slots of the last extent, and adds an extent first
+    /// if the last one is full. Orders the next extent from the helper thread when few slots are left. Returns
+    /// the extent's number from 1, the index of the first slot in the extent, and the number of slots. Bounded
+    /// work, unless memory is used up while the helper thread is late: the call then waits for that thread.
     ///
     /// # Errors
-    /// [`StoreError`] when memory is used up; nothing was taken.
+    /// [`StoreError`] when memory is used up, or the table has as many extents or slots as the format allows;
+    /// nothing was taken.
     pub fn take(&mut self, want: u32) -> Result<(u16, u32, u32), StoreError> {
         if self.list.last().is_none_or(|e| e.used == e.slots) {
             self.grow()?;
@@ -501,8 +506,8 @@ impl Extents {
         }
     }
 
-    /// Converts a slot number to its location, as generation 0. `None` for a number that was never given
-    /// out.
+    /// Converts a slot number to its location, as generation 0. `None` for a number outside those of all extents.
+    /// Whether the slot was given out is not checked.
     #[inline]
     pub fn location(&self, number: u32) -> Option<RowLocation> {
         let page = (number >> PAGE_BITS) as usize;
@@ -577,8 +582,8 @@ impl Extents {
         self.list.iter().map(span).collect()
     }
 
-    /// Frees all memory of the extents after all of their rows were made invalid, so that a late reader finds
-    /// no valid row, see `release_rows`.
+    /// Makes all rows invalid, so that a late reader finds no valid one, and then frees all memory of the
+    /// extents.
     ///
     /// # Errors
     /// None in practice: all blocks are of the server memory in which the share was created.

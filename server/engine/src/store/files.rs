@@ -71,9 +71,9 @@ pub enum ResumeError {
          memory from a saved model", version_text(*.found), version_text(*.expected)
     )]
     Version {
-        /// Version that wrote it, 16 bits a part.
+        /// Version that wrote it: major, minor and patch, 16 bits each, patch lowest.
         found: u64,
-        /// Version of this program.
+        /// Version of this program, in the same form.
         expected: u64,
     },
     /// The successor has the same incarnation as the server that died.
@@ -104,7 +104,7 @@ impl From<MemError> for ResumeError {
     }
 }
 
-/// Encodes the version of this program in 16 bits a part.
+/// Encodes the version of this program: major, minor and patch in 16 bits each, patch lowest.
 fn version() -> u64 {
     let parts = env!("CARGO_PKG_VERSION").split(['.', '-', '+']).take(3);
     parts.fold(0, |all, part| {
@@ -137,8 +137,8 @@ pub struct MemoryFiles([MemoryFile; 3]);
 
 impl MemoryFiles {
     /// Reserves the files, with `capacity` bytes for public and for private memory each. Also returns why
-    /// their pages are not hugepages, if these were wanted. A holder process calls it before it forks a
-    /// server.
+    /// their pages are not hugepages; `None` if they are, or if hugepages were not wanted. A holder process calls
+    /// this function before it forks a server.
     ///
     /// # Errors
     /// [`StoreError::Hugepages`]; or when the kernel refuses.
@@ -155,8 +155,8 @@ impl MemoryFiles {
         Ok((Self(files), without))
     }
 
-    /// Duplicates the descriptors of the files for a server process to be forked; the holder, the process
-    /// that keeps the memory, retains its own.
+    /// Duplicates the descriptors of the files for a server process to be forked, with the same mappings; the
+    /// holder, the process that keeps the memory, retains its own descriptors.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when there is no descriptor left.
@@ -197,7 +197,7 @@ impl ServerMemory {
     /// process.
     ///
     /// # Errors
-    /// As [`ServerMemory::with`].
+    /// [`StoreError`] when a file is too small for its records, or the counters cannot be registered.
     pub fn held(files: MemoryFiles, incarnation: Incarnation) -> Result<Self, StoreError> {
         let [public, private, counters] = files.into_parts();
         let public = Arena::new(NAMES[0], public, incarnation)?;
@@ -211,8 +211,9 @@ impl ServerMemory {
         Self::assemble(arenas, counters, incarnation, incarnation, true)
     }
 
-    /// Takes over the memories of a server that died. Region keys stay valid. Every applier of the server
-    /// is resumed before the first one of them steps.
+    /// Takes over the memories of a server that died. Region keys stay valid: all public blocks are registered
+    /// again. Parked flags are cleared, and all status records become free. The caller resumes every applier of
+    /// the server before the first one of them steps.
     ///
     /// # Errors
     /// [`ResumeError`]; where found and expected numbers differ, it has both.
@@ -248,9 +249,9 @@ impl ServerMemory {
         Ok(memory)
     }
 
-    /// Frees all blocks with an owner for which `is_of` is true, unless they are in `kept`: the blocks of
-    /// public memory, and those of private memory, that are in use. The public blocks are zeroed before any
-    /// of them has a new owner, so that late readers find no valid row.
+    /// Frees all blocks with an owner for which `is_of` is true, unless they are in `kept`: the blocks in use of
+    /// public memory, and those of private memory. The freed public blocks are zeroed before any of them has a
+    /// new owner, so that late readers find no valid row.
     pub(crate) fn free_others(
         &self,
         is_of: impl Fn(&BlockOwner) -> bool,
@@ -306,7 +307,11 @@ fn check_layout(private: &Region) -> Result<(), ResumeError> {
     }
 }
 
-/// Rebuilds the allocator of a memory from its directory.
+/// Rebuilds the allocator of a memory from its directory. Blocks without a valid entry become free.
+///
+/// # Errors
+/// [`ResumeError::NotMemory`], [`ResumeError::Layout`] for a superblock of another layout or size,
+/// [`ResumeError::Damaged`] if blocks do not lie one after the other.
 fn resume_arena(name: &'static str, file: MemoryFile) -> Result<Arena, ResumeError> {
     let old = Superblock::read(&file.region).ok_or(ResumeError::NotMemory { memory: name })?;
     let own = Superblock::of(&file.region, old.incarnation);

@@ -72,11 +72,11 @@ impl fmt::Display for Hugepages {
 pub struct Shortfall {
     /// Size of one page in bytes.
     pub page_bytes: u64,
-    /// Number of pages that both memories need.
+    /// Number of pages that both memories together need.
     pub needed: u64,
     /// Number of pages that the pool can still provide.
     pub available: u64,
-    /// Number of pages that the pool should have; `None` if the kernel has no such pool.
+    /// Number of pages, with those in use, that the pool should have; `None` if the kernel has no such pool.
     pub pool: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// Page size that was chosen, and the reason why it is not hugepages.
+/// Page size that was chosen, and the reason if ordinary pages were chosen in place of hugepages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// Page size that is used.
@@ -126,11 +126,12 @@ fn by_name<S: serde::Serializer>(pages: &Pages, to: S) -> Result<S::Ok, S::Error
     to.serialize_str(pages.name())
 }
 
-/// Chooses the page size for two memories of `capacity` bytes each. Pages of 1 GiB are preferred if the
-/// capacity fills one.
+/// Chooses the page size for two memories of `capacity` bytes each. An automatic choice takes pages of 1 GiB if
+/// the capacity fills one and the pool holds both memories, otherwise those of 2 MiB if their pool does,
+/// otherwise ordinary pages.
 ///
 /// # Errors
-/// The missing pages, when the requested size is not available.
+/// The missing pages, when `wish` is one size of hugepages and the pool has too few.
 pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Choice, Shortfall> {
     let huge = |pages| Choice {
         pages,
@@ -159,8 +160,8 @@ pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Ch
     }
 }
 
-/// Computes the hugepages of a size that its pool lacks for two memories of `capacity` bytes; `None` if it
-/// has enough.
+/// Computes the hugepages of a size that are missing for two memories of `capacity` bytes each; `None` if the
+/// pool has enough.
 fn shortfall(pages: Pages, capacity: usize, pools: &[HugePool]) -> Option<Shortfall> {
     let page_bytes = pages.bytes() as u64;
     let needed = 2 * (reserved_bytes(capacity) as u64).div_ceil(page_bytes);
@@ -182,9 +183,9 @@ pub struct Backing {
     pub hugepages: Hugepages,
     /// Hugepage pools of the host.
     pub pools: Vec<HugePool>,
-    /// NUMA node that pages should come from.
+    /// NUMA node that pages should come from; `None` for any.
     pub node: Option<u32>,
-    /// Numbers of that node's processors that this process may use.
+    /// Numbers of that node's processors that this process may use; empty without a node.
     pub cpus: Vec<u32>,
 }
 
@@ -202,9 +203,12 @@ impl Backing {
         }
     }
 
-    /// Reserves public and private memory with the same page size: hugepages if they were chosen. If the
-    /// pool is emptied meanwhile, or a cgroup forbids its pages, an automatic choice falls back to ordinary
-    /// pages and returns the reason.
+    /// Reserves public and private memory, in this order, with the same page size: hugepages if they were chosen.
+    /// An automatic choice falls back to ordinary pages and returns the reason, if the pool has too few pages, is
+    /// emptied meanwhile, or a cgroup forbids its pages.
+    ///
+    /// # Errors
+    /// [`StoreError::Hugepages`] if a requested size is not available; [`StoreError::Mem`] if the kernel refuses.
     pub(super) fn reserve(
         &self,
         capacity: usize,
@@ -235,8 +239,8 @@ impl Backing {
         Ok(([ordinary(NAMES[0])?, ordinary(NAMES[1])?], without))
     }
 
-    /// Reserves both memories with hugepages, each on a thread of its own on the wanted NUMA node: the
-    /// kernel allocates and zeroes the pages there. `bytes` is the size of one memory.
+    /// Reserves public and private memory with hugepages, each on a thread of its own on the wanted NUMA node:
+    /// the kernel allocates and zeroes the pages there. `bytes` is the size of one memory.
     fn reserve_huge(&self, bytes: usize, pages: Pages) -> Result<[Reserved; 2], MemError> {
         let failed = |source| MemError::Os {
             call: "thread",
@@ -265,8 +269,8 @@ impl Backing {
         })
     }
 
-    /// Binds the calling thread to the processors of the NUMA node, so that the kernel allocates pages there.
-    /// A failure is logged only: pages then come from the thread's present node.
+    /// Binds the calling thread to the processors of the wanted NUMA node, so that the kernel allocates pages
+    /// there. No effect without a node. A failure is logged only: pages then come from the thread's present node.
     fn settle(&self) {
         let mut set = CpuSet::new();
         for cpu in self.cpus.iter().map(|&cpu| cpu as usize) {

@@ -9,8 +9,8 @@
 //! the helper gets an order for a table of one and a half times the size. At 27/32 that table takes
 //! over, and each insert moves a few buckets of the old one while lookups search both. An applier
 //! that cleared the new tables itself would meet fresh pages all that while. On a virtual machine
-//! each of them may have to wait for the host. Without a helper, each insert clears a piece of the
-//! next table. The helper also returns the pages of old tables to the system.
+//! each of them may have to wait for the host. Without a helper, or if the next table is small, each insert
+//! clears a piece of that table. The helper also returns the pages of old large tables to the system.
 //!
 //! Resident bytes of `n` keys: `4n / fill`, the fill from 0.65 to 0.84. While a table is prepared and
 //! moved to, both are there: at most 13.4 bytes a key.
@@ -27,24 +27,27 @@ use super::prealloc::{Delivery, Made, Order, Pace, Preallocator, STEP_BYTES, Urg
 const BUCKET_BYTES: usize = 4;
 /// Number of buckets of the first table: one page.
 const FIRST_BUCKETS: usize = 1024;
-/// Fill levels in 32nds: at which the next table is ordered, at which it takes over, and which no table
-/// exceeds.
+/// Fill level in 32nds of the present table at which the next one is ordered.
 const ORDER_AT: usize = 24;
+/// Fill level in 32nds of the present table at which the next one takes over.
 const MOVE_AT: usize = 27;
+/// Fill level in 32nds that no table exceeds.
 const FULL_AT: usize = 30;
-/// Fill level in 32nds of a table that is made for a known number of keys: that of a table after its growth.
+/// Fill level in 32nds of a table that is made for a known number of keys: that of a next table when the
+/// move to it ends.
 const ROOM_AT: usize = 21;
 /// Number of buckets of the old table that one insert moves, so that the move ends before the next order.
 const MOVED_PER_INSERT: usize = 8;
-/// Bytes of the next table that one insert clears without a helper: all of it while the present table fills
-/// from [`ORDER_AT`] to [`MOVE_AT`].
+/// Bytes of the next table that one insert clears if the helper does not prepare it. While the present table
+/// fills from [`ORDER_AT`] to [`MOVE_AT`], that is all of a table 1.5 times as large, and 15/16 of one twice as
+/// large.
 const CLEARED_PER_INSERT: usize = 80;
-/// Size in bytes from which the helper thread prepares tables and returns their pages. Smaller tables
-/// double, and one insert's share of them is negligible.
+/// Size in bytes from which on the helper thread prepares tables, and returns the pages of old ones. Smaller
+/// tables double, and one insert's share of them is negligible.
 const ORDERED_BYTES: usize = STEP_BYTES;
 const EMPTY: u32 = 0;
-/// Tombstone: bucket of a key that was removed from an old table. It ends no search. No slot number equals
-/// it.
+/// Tombstone: bucket of a key that was removed from an old table. A search goes on behind it. No bucket of a
+/// key has this value.
 const GONE: u32 = u32::MAX;
 
 /// One hash table of buckets in private memory.
@@ -63,9 +66,10 @@ enum Growth {
     None,
     /// The helper thread prepares the next table.
     Ordered(Order<Table>),
-    /// Without a helper: the next table, and the number of its bytes that are cleared.
+    /// For a small next table, or without a helper: the next table, and the number of its bytes that are cleared.
     Ahead(Table, usize),
-    /// The old table that is being emptied, and the next bucket to move.
+    /// The old table, with keys that the present table does not hold yet, and the index of its next bucket
+    /// to copy. Copied buckets stay until the old table is freed.
     Move(Table, usize),
 }
 
@@ -81,7 +85,7 @@ pub struct Index {
     table: Table,
     growth: Growth,
     len: usize,
-    /// Greatest slot number that was added so far.
+    /// Greatest slot number that was added so far, or for which the index was made.
     slots: u32,
 }
 
@@ -113,8 +117,8 @@ impl Index {
         Ok(index)
     }
 
-    /// Creates an empty index with room for `keys` keys with slot numbers up to `slots`, filled by
-    /// [`Self::add_new`] and without growth.
+    /// Creates an empty index with room for `keys` keys with slot numbers up to `slots`, which the caller adds
+    /// by [`Self::add_new`]. These do not make it grow.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -140,13 +144,15 @@ impl Index {
         Ok(index)
     }
 
-    /// Returns the order of a key in the index: searches for keys in this order read the buckets in order.
+    /// Returns a sort value of a key: if keys are searched in its ascending order, the buckets are read in
+    /// ascending order, too.
     pub(super) const fn order_of(key: u64) -> u64 {
         mix64(key)
     }
 
-    /// Adds a key to an index [with room](Self::with_room) for it, unless the index holds it already. Returns
-    /// whether it was added. Cost: one search.
+    /// Adds a key to an index [with room](Self::with_room), unless the index holds the key already. Returns
+    /// whether the key was added. Panics if the room is used up, or if `slot` is 0 or does not fit into a bucket.
+    /// Cost: one search.
     pub(super) fn add_new(&mut self, key: u64, slot: u32, keys: impl Fn(u32) -> u64) -> bool {
         assert!(
             matches!(self.growth, Growth::None) && !self.is_over(FULL_AT),
@@ -176,8 +182,8 @@ impl Index {
         self.len == 0
     }
 
-    /// Returns the slot number of a key, or `None`. Cost: a cache line of buckets, and the key of each
-    /// bucket with its tag.
+    /// Returns the slot number of a key; `None` if the index does not hold it. Cost: a cache line of buckets,
+    /// and a read of the key in each slot that a bucket with an equal tag names.
     #[inline]
     pub fn get(&self, key: u64, keys: impl Fn(u32) -> u64) -> Option<u32> {
         let region = self.memory.private.region();
@@ -191,7 +197,8 @@ impl Index {
         Some(slot)
     }
 
-    /// Returns the slot number that a key probably has, of the first bucket with its tag. Reads no key.
+    /// Returns the slot number that a key probably has, of the first bucket with its tag; `None` if no bucket
+    /// has that tag: the index does not hold the key. Reads no key.
     #[inline]
     pub fn guess(&self, key: u64) -> Option<u32> {
         let region = self.memory.private.region();
@@ -202,8 +209,8 @@ impl Index {
         }
     }
 
-    /// Prefetches the bucket where the search for a key begins: cache misses of many searches overlap. The
-    /// value has no meaning.
+    /// Reads the bucket where the search for a key begins, so that cache misses of many searches overlap. The
+    /// returned value has no meaning.
     #[inline]
     pub fn touch(&self, key: u64) -> u64 {
         let region = self.memory.private.region();
@@ -222,7 +229,9 @@ impl Index {
         }
     }
 
-    /// Adds a key that the index does not hold. `slot` is from 1 to [`Self::SLOT_MAX`]. Bounded work.
+    /// Adds a key that the index does not hold. `slot` is from 1 to [`Self::SLOT_MAX`], otherwise the call
+    /// panics. Bounded work, unless the helper is late (this call then clears the next table) or `slot` needs
+    /// more bits than buckets have for it (all buckets change).
     ///
     /// # Errors
     /// [`StoreError`] when the index must grow and memory is used up; nothing was added.
@@ -240,7 +249,7 @@ impl Index {
     /// Makes room to [add](Self::add) one more key, and does that key's share of the growth.
     ///
     /// # Errors
-    /// As [`Self::insert`].
+    /// [`StoreError`] when the index must grow and memory is used up. The index holds the same keys.
     pub(super) fn make_room(&mut self, keys: impl Fn(u32) -> u64) -> Result<(), StoreError> {
         self.grow_some(keys)
     }
@@ -286,7 +295,8 @@ impl Index {
         found
     }
 
-    /// Removes all keys. Cost: zeroes the present table, 4 bytes for each of its [buckets](Self::buckets).
+    /// Removes all keys, and frees an old table. The present table keeps its size. Cost: zeroes the present
+    /// table, 4 bytes for each of its [buckets](Self::buckets).
     ///
     /// # Errors
     /// None in practice: the table lies inside the server's memory.
@@ -300,7 +310,7 @@ impl Index {
         Ok(())
     }
 
-    /// Iterates over the memory blocks of the index's tables.
+    /// Iterates over the memory blocks of the index's tables, without one that the helper thread prepares.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
         let other = match &self.growth {
             Growth::None | Growth::Ordered(_) => None,
@@ -338,8 +348,8 @@ impl Index {
         (self.len + 1) * 32 > self.table.buckets * parts
     }
 
-    /// Number of bits for slot numbers in a table of this size: room for twice the present slots or
-    /// buckets.
+    /// Number of bits for slot numbers in a table of `buckets` buckets: room for twice the greatest slot number
+    /// so far, or for twice `buckets` if that is more. At most 32.
     fn slot_bits(&self, buckets: usize) -> u32 {
         let most = u32::try_from(buckets).unwrap_or(u32::MAX).max(self.slots);
         (u32::BITS - most.leading_zeros() + 1).min(u32::BITS)
@@ -385,7 +395,8 @@ impl Index {
         Ok(())
     }
 
-    /// Begins the growth: orders the next table from the helper, or allocates its memory.
+    /// Begins the growth: orders the next table from the helper, or allocates its memory. Returns
+    /// [`Growth::None`] if there is no memory now, but still room in the present table.
     fn begin(&self) -> Result<Growth, StoreError> {
         let (owner, buckets) = (self.owner, self.table.grown());
         let make = move |memory: &ServerMemory, pace: &mut Pace| {
@@ -506,7 +517,8 @@ impl Table {
         (self.buckets + self.buckets / 2).next_multiple_of(16)
     }
 
-    /// Clears up to `share` bytes from byte `from` on. Returns the offset up to which the table is clear.
+    /// Zeroes up to `share` bytes from byte `from` of the table on. Returns the byte offset of their end, at
+    /// most the table's length.
     fn clear(&self, memory: &ServerMemory, from: usize, share: usize) -> Result<usize, StoreError> {
         let end = from.saturating_add(share).min(self.bytes());
         let words = memory.private.region().words_mut(self.block.at, end)?;
@@ -579,7 +591,8 @@ impl Buckets<'_> {
         }
     }
 
-    /// Returns bucket and slot number of a key; as the error, the empty bucket where the search ended.
+    /// Returns the index of a key's bucket, and the key's slot number. The error of a key that is not there is
+    /// the index of the empty bucket where the search ended.
     #[inline]
     fn find(&self, key: u64, keys: &impl Fn(u32) -> u64) -> Result<(usize, u32), usize> {
         let hash = mix64(key);
@@ -622,7 +635,8 @@ impl Buckets<'_> {
         self.set(at, hash as u32 & !self.slots | slot);
     }
 
-    /// Widens the slot numbers to `bits` bits; tags become as much shorter. Cost: all buckets.
+    /// Widens the slot numbers in all buckets to `bits` bits; tags become as much shorter. The caller then sets
+    /// the table's `bits`.
     fn widen(&self, bits: u32) {
         for at in 0..self.buckets {
             let bucket = self.get(at);

@@ -59,8 +59,11 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Reads the journal that a dead process left: the journal, and its entries in order. The newest
-    /// complete block counts.
+    /// Opens the journal that a dead process left. Also returns the bytes of its entries in order: the state with
+    /// which its block begins, and the entries appended since. The newest complete block counts.
+    ///
+    /// # Errors
+    /// [`ResumeError::Damaged`] if no block of the applier holds a complete journal.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         applier: u32,
@@ -98,8 +101,8 @@ impl Journal {
         std::iter::once(self.block).chain(self.spare)
     }
 
-    /// Appends an entry to the journal. Returns false, with nothing written, if the journal's block has no
-    /// room: the caller then calls [`Self::renew`] and appends again.
+    /// Appends an entry, which must have bytes, to the journal. Returns false, with nothing written, if the
+    /// journal's block has no room: the caller then calls [`Self::renew`] and appends again.
     ///
     /// # Errors
     /// None in practice: the block lies inside the server's private memory.
@@ -112,8 +115,9 @@ impl Journal {
     }
 
     /// Moves the journal to another block that begins with the entries `state`, which replace all entries so
-    /// far. The block has at least twice the size of `state` and `entry` together: the caller appends `entry`
-    /// afterwards, which then has room. Takes new memory only if the spare block is smaller than that.
+    /// far and must have bytes. The block has at least twice the size of `state` and `entry` together: the caller
+    /// appends `entry` afterwards, which then has room. Needs new memory only if the spare block is smaller than
+    /// that. After a move to a larger block, tries to make a spare block of the new size.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up and the spare block is too small; the journal is as it was.
@@ -185,8 +189,9 @@ fn checksum(number: u64, entry: &[u8]) -> u64 {
 
 /// Result of reading a journal block: its entries and their numbers.
 struct Read {
-    /// Number of the first entry, and the number of entries.
+    /// Number of the first entry.
     first: u64,
+    /// Number of entries, with those that hold no bytes.
     entries: u64,
     /// Byte offset after the last entry.
     end: usize,

@@ -9,8 +9,8 @@
 //! private: +0 superblock record | +64 bytes in use | +8192 directory | then blocks
 //! counters: ticket records, one an applier
 //! ```
-//! A block is never moved and never returned to the system: a freed one goes to a list by size and
-//! is handed out again, zeroed, for a request of that size.
+//! A block is never moved, split or merged: a freed one goes to a list by size and is handed out again
+//! for a request of that size, zeroed unless the caller clears it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -87,7 +87,7 @@ pub enum BlockKind {
 /// Identifies one applier's share of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardId {
-    /// Number of the table that it is a part of.
+    /// Number of the table.
     pub table: TableId,
     /// Number of the applier.
     pub applier: u32,
@@ -107,7 +107,7 @@ pub struct BlockOwner {
     pub kind: BlockKind,
     /// Number of the table; 0 if the block belongs to no table.
     pub table: u32,
-    /// Number of the applier.
+    /// Number of the applier; 0 if the block belongs to none.
     pub applier: u32,
     /// Number of the partition or extent; 0 if the block belongs to none.
     pub part: u32,
@@ -184,7 +184,7 @@ impl Superblock {
         }
     }
 
-    /// Reads the superblock of a memory; `None` if its checksum does not match.
+    /// Reads the superblock of a memory; `None` if there is no valid one.
     pub(super) fn read(region: &Region) -> Option<Self> {
         let line = region.words(0, LINE_BYTES).ok()?.line(0);
         let old = Self {
@@ -275,7 +275,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Returns the bytes in use and the bytes reserved.
+    /// Returns the bytes in use (all in front of the end of the last block, free blocks too) and the bytes
+    /// reserved.
     pub fn usage(&self) -> (usize, usize) {
         (self.books().used, self.region.len())
     }
@@ -303,23 +304,23 @@ impl Arena {
         Ok(block)
     }
 
-    /// Allocates a block that is not zeroed: it still has the bytes of its last owner, or is fresh. The
-    /// caller clears it step by step. For appliers, which have no time to clear much at once.
+    /// Allocates a block without zeroing it: the block may still have the bytes of its last owner. The caller
+    /// clears it step by step. For appliers, which have no time to clear much at once.
     ///
     /// # Errors
-    /// As [`Arena::alloc`].
+    /// Those of [`Arena::alloc`]: no memory, a full directory, or a block that cannot be locked.
     pub fn alloc_used(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
         let (block, _) = self.take(bytes, true)?;
         self.write_entry(block, owner)?;
         Ok(block)
     }
 
-    /// Allocates a zeroed block without an earlier owner, if there is room for one: the kernel zeroes each
-    /// page when it is touched. Otherwise as [`Arena::alloc`]. For appliers, and blocks that are too large
-    /// to be zeroed at once.
+    /// Allocates a zeroed block that no owner has written, if there is one or room for one: the kernel zeroes
+    /// each page when it is touched. Otherwise zeroes a freed block of that size. For appliers, and blocks that
+    /// are too large to be zeroed at once.
     ///
     /// # Errors
-    /// As [`Arena::alloc`].
+    /// Those of [`Arena::alloc`]: no memory, a full directory, or a block that cannot be locked.
     pub fn alloc_untouched(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
         let Ok((block, _)) = self.take(bytes, false) else {
             return self.alloc(bytes, owner);
@@ -331,7 +332,8 @@ impl Arena {
     /// Allocates a zeroed block with all its pages present, step by step. For the helper thread.
     ///
     /// # Errors
-    /// As [`Arena::alloc`], and [`StoreError::Mem`] when the system has no memory.
+    /// Those of [`Arena::alloc`], and [`StoreError::Mem`] when the system has no memory for the pages. The block
+    /// is free again then.
     pub(super) fn alloc_present(
         &self,
         bytes: usize,
@@ -354,8 +356,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// Takes a block off the free lists or from fresh memory, without a directory entry of an owner. Returns
-    /// it, and whether it was used before and is not zeroed; only with `reuse` such a block is taken.
+    /// Takes a block off the free lists or from fresh memory. The caller writes its directory entry. Returns the
+    /// block, and whether it was used before and is not zeroed; only with `reuse` such a block is taken.
     fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
@@ -442,8 +444,8 @@ impl Arena {
         self.put_back(block, |books| &mut books.clean)
     }
 
-    /// Frees a block and returns its pages to the system, step by step: it takes no memory until it is
-    /// allocated again. Hugepages stay. For the helper thread.
+    /// Frees a block and returns its pages to the system, step by step: the block takes no memory until it is
+    /// allocated and touched again. A block of hugepages is only freed. For the helper thread.
     ///
     /// # Errors
     /// None for a block that this arena has allocated. If the system takes no pages back, the block is only
@@ -499,8 +501,9 @@ impl Arena {
         self.books()
     }
 
-    /// Lists every block in the directory with its owner words, in the order of allocation: another process
-    /// finds the model by it.
+    /// Lists every block in the directory, free ones too, with its owner words: kind, table, applier, part (see
+    /// [`BlockOwner`]). In ascending order of offsets. Entries that are not valid are left out. Another process
+    /// finds the model by this list.
     ///
     /// # Errors
     /// None in practice: the directory lies inside the memory.
@@ -513,7 +516,8 @@ impl Arena {
         Ok(all)
     }
 
-    /// Reads the block and its owner from a directory entry; `None` for an entry that is not valid.
+    /// Reads the block and its owner from a directory entry; `None` for an entry that is not valid, or with a
+    /// kind that this version does not know.
     pub(super) fn entry(
         region: &Region,
         entry: u32,
@@ -563,8 +567,8 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Reserves public and private memory of `capacity` bytes each, with ordinary pages; they cost nothing
-    /// until touched.
+    /// Reserves public and private memory of `capacity` bytes each, with ordinary pages, which cost nothing
+    /// until they are touched.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -576,8 +580,9 @@ impl ServerMemory {
         Ok(Self::with(capacity, incarnation, &backing)?.0)
     }
 
-    /// Reserves the memories with the pages of `backing`. Also returns why they are not hugepages, if these
-    /// were wanted. Cost: hugepages are all allocated and zeroed now, for both memories at the same time.
+    /// Reserves public and private memory of `capacity` bytes each, with the pages of `backing`. Also returns
+    /// why the pages are not hugepages; `None` if they are, or if hugepages were not wanted. Cost: hugepages are
+    /// all allocated and zeroed now, for both memories at the same time.
     ///
     /// # Errors
     /// [`StoreError::Hugepages`]; or when the kernel refuses.

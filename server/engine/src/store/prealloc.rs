@@ -131,8 +131,8 @@ impl Preallocator {
 pub(super) struct Pace(Duration);
 
 impl Pace {
-    /// Runs one step on the helper thread. If the thread has then worked 200 us since its last pause, sleeps
-    /// for as long as it has worked.
+    /// Runs one step on the calling (helper) thread and returns its result. If the thread has then worked 200 us
+    /// since its last pause, sleeps for as long as it has worked.
     pub(super) fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
         let start = clock::now();
         let done = step();
@@ -155,8 +155,8 @@ struct Preallocated<T: Made> {
 }
 
 impl<T: Made> Drop for Preallocated<T> {
-    /// Frees a result that was not taken, because the applier has created one itself: the helper thread
-    /// returns its pages.
+    /// Frees a result that was not taken: the helper thread does it and may return the pages to the system. If
+    /// its queue is full or it has ended, this thread only frees the memory.
     fn drop(&mut self) {
         let Some(made) = self.made.take() else {
             return;
@@ -190,7 +190,7 @@ pub(super) enum Delivery<T> {
     Here(T),
     /// The order is not done yet.
     Late,
-    /// The order has failed and will never be done.
+    /// The order has failed, or its result was taken before. There will be no result.
     Failed,
 }
 

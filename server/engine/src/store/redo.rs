@@ -30,7 +30,7 @@ const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
 const CHECKSUM_AT: usize = 56;
 /// Byte offset of the number of stored rows in the line that names the push.
 const STORED_AT: usize = 24;
-/// Bit set in the row number of a redo record that creates a row: no push is in it.
+/// Bit set in the row number of a redo record that creates a row: the record holds no result of a push.
 const CREATES: u32 = 1 << 31;
 
 /// Location of a row and its optimizer state in memory, with the key and the salt of its checksum.
@@ -84,7 +84,7 @@ impl<'a> RowWords<'a> {
     /// Returns the words at `place`, for values and optimizer state of these lengths.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when that is outside the memory.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn new(
         memory: &'a ServerMemory,
         place: RowPlace,
@@ -162,7 +162,8 @@ impl Progress {
         }
     }
 
-    /// Number of rows of the frame that are applied, once the record of this row is finished.
+    /// Number of rows of the frame that are applied, once the record of this row is finished; 0 for the record
+    /// of a creation.
     pub const fn rows_applied(self) -> u32 {
         match self.row & CREATES {
             0 => self.row + 1,
@@ -174,11 +175,11 @@ impl Progress {
 /// Name of a push in the redo area, by which a successor recognises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PushName {
-    /// Number of the frame (lsn) in the applier's total order.
+    /// Number of the push's frame (lsn) in the applier's total order.
     pub lsn: u64,
-    /// Nonce of the session that sent it.
+    /// Nonce of the session that sent the push.
     pub session: u64,
-    /// Its sequence number in the session.
+    /// Sequence number of the push in the session.
     pub seq: u64,
 }
 
@@ -222,8 +223,9 @@ impl Redo {
     /// Writes the name of the push that the applier begins. The record of a row has only the number of the
     /// frame.
     ///
-    /// Its other half is [`Self::interrupted`]. The number is 0 while session and sequence change, so that no
-    /// record of an earlier frame is taken for one of this push. Cost: four stores to one line.
+    /// A successor reads the name by [`Self::interrupted`]. The frame's number in the area is 0 while session and
+    /// sequence number change, so that no record of an earlier frame is taken for one of this push. The number of
+    /// stored rows becomes 0. Cost: five stores to one line.
     ///
     /// # Errors
     /// None in practice: the area lies inside the memory of this server.
@@ -240,12 +242,12 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row that was being stored when the applier died. Returns the greatest lsn in the area,
-    /// and the push that was begun last with the number of its rows that are applied. That push may be
-    /// complete; `None` if there was none.
+    /// Finishes the row or block that was being stored when the applier died. Returns the greatest lsn in the
+    /// area, and the push that was begun last with the number of its rows that are applied. That push may be
+    /// complete; `None` if no push was begun.
     ///
     /// # Errors
-    /// As [`Self::finish`].
+    /// [`StoreError::Mem`] when the record names a place outside the memory.
     pub fn interrupted(&self) -> Result<(u64, Option<(PushName, u32)>), StoreError> {
         let finished = match mutants::on(Mutant::RedoNotReplayed) {
             true => None,
@@ -265,9 +267,9 @@ impl Redo {
         Ok((newest, (push.lsn > 0).then_some((push, rows))))
     }
 
-    /// Notes that the rows of a frame before that of `progress` are stored, before the record of the last one
-    /// becomes void: until then that record says so. No effect for the creation of a row. `name` is the line
-    /// that names the push.
+    /// Notes that the rows of a frame before row `progress.row` are stored. Called before the record of the last
+    /// of them becomes void: until then that record says so. No effect for the creation of a row. `name` is the
+    /// line that names the push.
     pub(super) fn note_stored(name: WordsMut<'_>, progress: Progress) {
         if progress.row & CREATES == 0 {
             name.store(STORED_AT, progress.row.into());
@@ -340,7 +342,7 @@ impl Redo {
         })
     }
 
-    /// Bytes of the area that a record can use.
+    /// Bytes of the area that a record can use, with its header lines.
     pub(super) const fn area_len(&self) -> usize {
         self.block.len - 2 * LINE_BYTES
     }
@@ -361,8 +363,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row or block that was being stored when the applier died. Returns the position that the
-    /// applier had reached; `None` if there is no valid record.
+    /// Stores the row or block of the redo record again, which may have been stored in part when the applier
+    /// died. Returns the position in the record; `None` if there is no valid record. The record stays.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when the record names a place outside the memory.

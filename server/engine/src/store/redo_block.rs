@@ -23,7 +23,7 @@ use super::redo::{Progress, Redo};
 const REDO_BLOCK: u64 = u64::from_le_bytes(*b"redo-blk");
 const DATA_AT: usize = 2 * LINE_BYTES;
 /// Maximum number of pieces of optimizer state in the redo record of a block. Each of up to three optimizer
-/// slots is one; the step counts are the last.
+/// slots is one; the step counts are the piece after the slots.
 pub(super) const PIECES: usize = 4;
 
 /// Piece of a block's optimizer state: byte offset in private memory and length, both multiples of 8.
@@ -56,7 +56,8 @@ impl Redo {
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller blocks (nothing was changed),
-    /// [`StoreError::Mem`] when `place` is outside the memory.
+    /// [`StoreError::Mem`] when `place` lies outside the memory (the record is written, the block perhaps in
+    /// part).
     pub fn commit_block(
         &self,
         progress: Progress,
@@ -71,7 +72,8 @@ impl Redo {
     /// at its place.
     ///
     /// # Errors
-    /// As [`Self::commit_block`].
+    /// [`StoreError::Limit`] when the area was made for smaller blocks (nothing was changed),
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub(super) fn store_result(
         &self,
         progress: Option<Progress>,
@@ -128,9 +130,10 @@ impl Redo {
         Ok(())
     }
 
-    /// Drops a piece of optimizer state from the record in place, if it lies in `range` of private memory. Called when
-    /// the words there get another use: a successor must not store the piece again. Its target was stored completely,
-    /// and the position in the record stays.
+    /// Drops the pieces of optimizer state that begin in `range` of private memory from the record of a block.
+    /// Called when the words there get another use: a successor must not store such a piece again. Only the last
+    /// piece of a record may lie there, because a later one would get wrong bytes. The target was stored
+    /// completely, and the position in the record stays. No effect on the record of a row.
     ///
     /// # Errors
     /// None in practice: the area lies inside the memory of this server.
@@ -178,7 +181,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the block that was being stored when the applier died, see [`Redo::finish`].
+    /// Stores the block of the redo record again, which may have been stored in part when the applier died.
+    /// Returns the position in the record; `None` if there is no valid record of a block.
     pub(super) fn finish_block(&self) -> Result<Option<Progress>, StoreError> {
         let private = self.memory.private.region();
         let area = private.words(self.block.at, self.block.len)?;

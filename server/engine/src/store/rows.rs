@@ -53,7 +53,9 @@ impl RowWriter {
         })
     }
 
-    /// Begins a save of the rows in `slabs`, spans of slots in public memory, see [`Watch::begin`].
+    /// Begins a save of the rows in `slabs`, spans of slots in public memory: all of them, or those that have
+    /// changed since the checkpoint that `mark` extends. Returns the keys of the rows that were removed since
+    /// that checkpoint, and the error if these changes are not known, see [`Watch::begin`].
     pub(super) fn begin_cut(
         &mut self,
         outlet: Outlet,
@@ -64,16 +66,18 @@ impl RowWriter {
         self.watch.begin(outlet, slabs, stride, mark)
     }
 
-    /// Returns what is looked for before a row changes: a save that is under way, and the changes since a checkpoint.
+    /// Returns the state that writers check before a row changes: a save that is under way, and the changes
+    /// since a checkpoint.
     pub(crate) const fn watch(&mut self) -> &mut Watch {
         &mut self.watch
     }
 
-    /// Copies a row into the save under way. Returns the number of bytes copied: 0 without a save, for a row
-    /// that has been copied, or one that was created after the cut.
+    /// Copies a row into the save under way. Returns the bytes of values and state that were copied: 0 without a
+    /// save, for a row that has been copied or was created after the cut, and for an unchanged row where only
+    /// changes are copied.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub(crate) fn copy_row(&mut self, place: RowPlace) -> Result<usize, StoreError> {
         if self.watch.claim(place.row_at as u64) {
             return self.copy_claimed(place);
@@ -81,8 +85,8 @@ impl RowWriter {
         Ok(0)
     }
 
-    /// Copies rows that are about to change into the save under way, and notes their change. Skips the copies of rows
-    /// that have been copied, and of rows that are not of its cut.
+    /// Copies rows that are about to change into the save under way, and notes their change. Skips the copies of
+    /// rows that have been copied, and of rows that are not of the save's cut.
     #[cold]
     fn before_write(&mut self, places: &[RowPlace]) -> Result<(), StoreError> {
         for &place in places {
@@ -112,7 +116,8 @@ impl RowWriter {
         &self.kernel
     }
 
-    /// Replaces the kernel by one with other hyper-parameters of the same optimizer.
+    /// Replaces the kernel by one with other hyper-parameters of the same optimizer. Panics if the lengths of
+    /// values or state differ. New rows still begin with the state of the table's definition.
     pub(crate) fn set_kernel(&mut self, kernel: RowKernel) {
         let sizes = RowSizes {
             payload: kernel.row_bytes(),
@@ -134,7 +139,7 @@ impl RowWriter {
     /// Applies one row of a push to the row at `place`. `values` has the bytes of one row.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn apply(
         &mut self,
         redo: &Redo,
@@ -146,12 +151,13 @@ impl RowWriter {
         self.apply_all(redo, progress, &[place], op, values)
     }
 
-    /// Applies rows of a push to the rows at `places`, in the order of `values`. The first one is row
-    /// `progress.row` of its frame. Prefetches the next few rows while it applies some. Cost: about 35 ns a
-    /// row of 64 bytes in cache.
+    /// Applies rows of a push to the rows at `places`: `values` has the bytes of one row for each, in their
+    /// order. The first one is row `progress.row` of its frame. Prefetches the next few rows while it applies
+    /// some. Cost: about 35 ns a row of 64 bytes in cache.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when a place is not of this table; rows before it are applied.
+    /// [`StoreError::Mem`] when a place lies outside the memory; rows before it may be applied.
+    /// [`StoreError::Limit`] when the redo area was made for smaller rows; nothing was applied.
     pub fn apply_all(
         &mut self,
         redo: &Redo,
@@ -238,7 +244,7 @@ impl RowWriter {
     /// to them. The slot's version continues from its last one (a new slot has none).
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn create(
         &mut self,
         redo: &Redo,
@@ -256,7 +262,7 @@ impl RowWriter {
     /// Resets a row to its initial values and optimizer state.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn reset(
         &mut self,
         redo: &Redo,
@@ -270,10 +276,10 @@ impl RowWriter {
     }
 
     /// Removes the row of a slot: stores the next generation, and a checksum that matches no key. Returns
-    /// the new version.
+    /// the new version. Does not void a redo record of the row, and leaves the key in the slot's record.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn remove(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
         if self.watch.is_on() {
             self.before_write(&[place])?;
@@ -294,7 +300,8 @@ impl RowWriter {
         Ok(next)
     }
 
-    /// Writes the initial values that a key would have into `out`, without creating its row.
+    /// Writes the initial values that a key's row would have into `out`, which has the bytes of one row, without
+    /// creating the row.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
         tidewater_kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
@@ -304,7 +311,7 @@ impl RowWriter {
     /// row, so they are untorn.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn read(&self, place: RowPlace, out: &mut [u8]) -> Result<(), StoreError> {
         let at = place.row_at + ROW_HEADER_BYTES;
         self.memory
@@ -318,7 +325,7 @@ impl RowWriter {
     /// Copies the first `out.len()` bytes of a row's optimizer state into `out`.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn read_state(&self, place: RowPlace, out: &mut [u8]) -> Result<(), StoreError> {
         if !out.is_empty() {
             self.memory
@@ -335,7 +342,7 @@ impl RowWriter {
     /// in it. Panics if `payload` or `state` does not have the length of the table's rows.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn restore(
         &mut self,
         redo: &Redo,
@@ -356,7 +363,7 @@ impl RowWriter {
     /// Reads the current version of a row.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is not of this table.
+    /// [`StoreError::Mem`] when `place` lies outside the memory.
     pub fn version(&self, place: RowPlace) -> Result<RowVersion, StoreError> {
         let row = self
             .memory

@@ -20,9 +20,11 @@ use super::rows::RowWriter;
 use crate::store::ShardId;
 use tidewater_kernels::{KernelError, RowKernel};
 
-/// Least and greatest number of slots that a partition takes together, so that its rows lie together in the
-/// order of their creation. In between it takes one slot for each [`RUN_PART`] rows that it has.
+/// Least and greatest number of slots that a partition asks for together, so that its rows lie together in the
+/// order of their creation. In between it asks for one slot for each [`RUN_PART`] rows that it has, rounded up
+/// to a multiple of 8. An extent with fewer slots left gives fewer.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
+/// Number of rows of a partition for each slot that it takes together with others.
 const RUN_PART: u32 = 16;
 
 /// Number of keys with places prefetched together: about as many as a core has cache lines in flight.
@@ -34,9 +36,13 @@ pub(super) const NO_KEY: u64 = 0;
 /// Run of consecutive slots of one extent that belong to one partition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
+    /// Number of the extent, from 1.
     pub(super) extent: u16,
+    /// Index of the run's first slot in the extent.
     pub(super) first: u32,
+    /// Number of slots.
     pub(super) len: u32,
+    /// Number of slots, from the first on, that were handed out for rows.
     pub(super) used: u32,
 }
 
@@ -50,8 +56,8 @@ pub(super) struct Partition {
     pub(super) vacant: std::collections::VecDeque<RowLocation>,
 }
 
-/// Number of later removals after which a removed slot may be reused. A late reader that checks only the
-/// generation (Hogwild) has then long stopped using its cached location.
+/// Number of later removals in a slot's partition after which a removed row's slot may be reused. A late reader
+/// that checks only the generation (Hogwild) has then long stopped using its cached location.
 const QUARANTINE_SLOTS: usize = 64;
 
 /// Share of a sparse table on one applier: extents, index and partitions.
@@ -91,7 +97,7 @@ pub enum ShardError {
     Shape {
         /// Name of the table.
         table: String,
-        /// The number of its shape that is wrong.
+        /// Name of the number that is wrong.
         what: &'static str,
         /// Value that was given.
         have: u64,
@@ -243,12 +249,13 @@ impl SparseShard {
         }
     }
 
-    /// Appends the places of `count` rows to `places`, creating missing rows. `row` returns the key of
-    /// each, and the client's cached location or [`RowLocation::NONE`].
+    /// Appends the places of rows 0 to `count - 1` of a frame to `places`, creating missing rows. `row` returns
+    /// the key of each, and the client's cached location or [`RowLocation::NONE`]. Of `progress` only the lsn is
+    /// used.
     ///
     /// # Errors
-    /// As [`Self::find_or_create`]; the rows before the one that failed exist, and their places are in
-    /// `places`.
+    /// [`StoreError`] when memory is used up or a key is not this applier's. The rows before the one that failed
+    /// exist, and their places are in `places`.
     pub fn find_rows(
         &mut self,
         count: usize,
@@ -285,9 +292,9 @@ impl SparseShard {
         Ok(())
     }
 
-    /// Returns the place at the client's cached location if it is that of the key's row; otherwise `None`.
-    /// A slot has its key for as long as it holds the row, and an empty slot has key 0. For key 0 itself
-    /// the row's version decides, which costs a read of another cache line.
+    /// Returns the place at the client's cached location `hint` if the key's row is there; otherwise `None`. The
+    /// slot's key decides: a slot has it for as long as it holds the row, and an empty slot has key 0. For key 0
+    /// itself generation and version decide, which costs a read of another cache line.
     #[inline]
     pub fn find_hinted(&self, key: u64, hint: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(hint)?;
@@ -308,7 +315,8 @@ impl SparseShard {
         self.extents.place(loc)
     }
 
-    /// Returns the location of a key's row, after creating the row if there is none. Bounded work.
+    /// Returns the location of a key's row, after creating the row if there is none. Bounded work, unless the
+    /// helper thread is late.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up or the key is not this applier's; nothing was changed.
@@ -322,8 +330,8 @@ impl SparseShard {
         Ok(self.of_generation(loc))
     }
 
-    /// As [`Self::find_or_create`], but the location has generation 0 or that of a reused slot, not always
-    /// the slot's own.
+    /// Returns the location of a key's row, after creating the row if there is none. The location has the slot's
+    /// generation only if the row was created now; otherwise it has generation 0.
     fn slot_or_create(
         &mut self,
         key: u64,
@@ -385,8 +393,8 @@ impl SparseShard {
         Ok(RowLocation::new(0, run.extent, slot))
     }
 
-    /// Removes the row of a key; false if there is none. Its slot is later reused for another key, as the
-    /// next generation.
+    /// Removes the row of a key; false if there is none. The slot is later reused for a key of its partition, as
+    /// the next generation. Voids the applier's redo record in any case.
     ///
     /// # Errors
     /// None in practice: rows of this shard lie inside the memory of its server.
@@ -414,7 +422,7 @@ impl SparseShard {
         Ok(true)
     }
 
-    /// Frees all memory of the share: index and extents.
+    /// Frees all memory of the share: the index, and the extents after all of their rows were made invalid.
     ///
     /// # Errors
     /// None in practice: all blocks are of the server memory in which the share was created.
@@ -424,7 +432,7 @@ impl SparseShard {
     }
 }
 
-/// Creates the list of a table's partitions, without rows: `None` for those of other appliers.
+/// Creates the list of a table's partitions by number, without rows: `None` for those that are not in `own`.
 pub(super) fn own_partitions(
     spec: &TableSpec,
     own: impl Iterator<Item = PartitionId>,

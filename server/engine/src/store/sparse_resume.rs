@@ -25,7 +25,7 @@ use crate::store::ShardId;
 enum Slot {
     /// Row of this key.
     Row(u64),
-    /// No row: the slot was never used, or is free now. With the slot's version.
+    /// No row. With the slot's version: 0 if the slot was never used, otherwise that of the next generation.
     Free(RowVersion),
 }
 
@@ -43,7 +43,12 @@ impl SparseShard {
         [public, private]
     }
 
-    /// Resumes the share that a dead process left. Cost: reads and hashes each row.
+    /// Resumes the share that a dead process left. The index prepares its growth itself until
+    /// [`Self::use_helper`]. Cost: reads and hashes each row.
+    ///
+    /// # Errors
+    /// [`ResumeError::Damaged`] if two rows have one key or a row is of a partition that is not in `partitions`;
+    /// others if memory is used up or `place` lies outside it.
     pub(crate) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
@@ -83,8 +88,9 @@ impl SparseShard {
         Ok(shard)
     }
 
-    /// Adds the rows of an extent to the index, and all slots up to its last used one to runs of
-    /// partitions. Returns the number of these slots.
+    /// Adds the rows of an extent to the index, and its slots to runs of partitions: all of its `slots` slots, or
+    /// in the last extent those up to the last used one. Returns the number of these slots. `payload` is working
+    /// memory of a row's length.
     fn resume_extent(
         &mut self,
         memory: &ServerMemory,
@@ -158,7 +164,8 @@ impl SparseShard {
         }
     }
 
-    /// Reads the content of a slot. Frees a slot with a row that was incomplete when the process died.
+    /// Reads the content of a slot. A slot that was used and has no complete row gets the next generation and
+    /// key 0. `payload` is working memory of a row's length.
     fn read_slot(
         &mut self,
         memory: &ServerMemory,
@@ -184,13 +191,16 @@ impl SparseShard {
         Ok(Slot::Free(next))
     }
 
-    /// Lets the index use the helper thread from now on, see [`Self::resume`].
+    /// Lets the index of a resumed share use the helper thread from now on.
     pub(crate) fn use_helper(&mut self, preallocator: &Preallocator) {
         self.index.set_preallocator(preallocator.clone());
     }
 
-    /// Adds the rows of an extent to the index, in the order of its buckets: in the order of slots each of
-    /// them would miss the caches.
+    /// Adds the rows of an extent to the index and counts them. In the order of the index's buckets: in the order
+    /// of slots each search would miss the caches.
+    ///
+    /// # Errors
+    /// [`ResumeError::Damaged`] if a key is in the index already.
     fn index_rows(&mut self, extent: u16, slots: &[Slot]) -> Result<(), ResumeError> {
         let mut rows: Vec<(u64, u32)> = (0u32..)
             .zip(slots)

@@ -25,7 +25,7 @@ pub struct StatusLine {
 }
 
 impl StatusLine {
-    /// Returns address and region key by which clients read the record.
+    /// Returns address (byte offset in public memory), region key and length by which clients read the record.
     pub const fn remote(&self) -> Remote {
         Remote {
             key: self.key,
@@ -61,8 +61,8 @@ impl ServerMemory {
         Ok(())
     }
 
-    /// Takes the status record at byte offset `at` off the free list, for a ring that is resumed. `None` if
-    /// it is not free.
+    /// Takes the status record at byte offset `at` of public memory off the free list, for a ring that is
+    /// resumed. `None` if no record there is free. The content stays.
     pub(crate) fn take_status_line(&self, at: usize) -> Option<StatusLine> {
         let mut free = self.free_status_lines();
         let found = free.iter().position(|status| status.at == at)?;

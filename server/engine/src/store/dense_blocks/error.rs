@@ -7,7 +7,7 @@ use crate::store::StoreError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlocksError {
-    /// The range is not inside one partition of this applier.
+    /// The range is empty, or not inside one partition of this applier.
     #[error(
         "elements {first}..+{count} of {elements} are not in one partition of this applier; cut \
          the range where partitions begin"
@@ -37,9 +37,9 @@ pub enum BlocksError {
     Epoch {
         /// Name of the call.
         what: &'static str,
-        /// Epoch that the call names, or the open one.
+        /// Epoch that the call names, or the open one (the front if none is open).
         have: u64,
-        /// The only epoch that is allowed.
+        /// Epoch that would suit: the next one to begin, or the open one (the front if none is open).
         expected: u64,
     },
     /// The step counts of a saved block are not valid.

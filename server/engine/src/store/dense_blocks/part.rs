@@ -31,7 +31,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Bytes between the states of two neighbouring blocks.
+    /// Bytes from the beginning of one block's state to that of the next: slots and step word.
     pub(super) const fn state_stride(&self) -> usize {
         self.slots * self.layout.block_bytes + if self.counts { 8 } else { 0 }
     }
@@ -110,7 +110,8 @@ impl Ground {
         }
     }
 
-    /// Allocates zeroed memory for `parts` partitions with `blocks` blocks in total.
+    /// Allocates zeroed memory for `parts` partitions with `blocks` blocks in total, and registers its public
+    /// blocks. Nothing is allocated on an error.
     pub(super) fn new(
         memory: &ServerMemory,
         owner: BlockOwner,
@@ -157,7 +158,7 @@ impl Ground {
         })
     }
 
-    /// Zeroes and frees the memory, version words first.
+    /// Zeroes the public memory, version words first, and then frees all of the memory.
     pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
         let public = &memory.public;
         for block in [self.meta, self.payload] {
@@ -175,9 +176,11 @@ impl Ground {
 pub(super) struct Part {
     pub(super) first: u64,
     pub(super) blocks: u64,
-    /// Byte offsets of its first block, of its meta and of its state.
+    /// Byte offset of the partition's first block in public memory.
     payload: usize,
+    /// Byte offset of the partition's snapshot record and version words in public memory.
     meta: usize,
+    /// Byte offset of the partition's optimizer state in private memory.
     state: usize,
     /// Epoch in which each block was stored last. Empty on a table without snapshots.
     pub(super) stored: Vec<u64>,
@@ -194,7 +197,7 @@ pub(super) struct Given {
 
 impl Part {
     /// Creates a partition with the next `blocks` blocks of the applier's memory, for block numbers from
-    /// `first` on.
+    /// `first` on, and adds them to `given`. Writes nothing into the memory.
     pub(super) fn new(
         ground: &Ground,
         given: &mut Given,
@@ -271,13 +274,13 @@ impl Part {
         Ok(())
     }
 
-    /// Byte offset of a block's payload in a buffer.
+    /// Byte offset in public memory of a block's payload in a buffer.
     pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, buffer: usize) -> usize {
         let n = buffer as u64 * self.blocks + (block - self.first);
         self.payload + n as usize * sizes.layout.block_bytes
     }
 
-    /// Byte offset of a block's version word.
+    /// Byte offset of a block's version word, in public memory.
     pub(super) const fn version_at(&self, sizes: Sizes, block: u64) -> usize {
         let line = if sizes.snapshot { LINE_BYTES } else { 0 };
         self.meta + line + (block - self.first) as usize * 8
@@ -290,7 +293,7 @@ impl Part {
     }
 
     /// Returns the locations of the optimizer state of payload bytes `from..to` of a block, one piece a
-    /// slot, without step counts. In whole words.
+    /// slot, without step counts. `from` and `to` are multiples of 8. Pieces behind the slots have length 0.
     pub(super) fn pieces(
         &self,
         sizes: Sizes,

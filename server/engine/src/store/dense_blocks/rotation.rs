@@ -138,9 +138,9 @@ impl Rotation {
     }
 
     /// Pins an epoch for a session, so that its buffer is not reused, and returns the buffer's index.
-    /// `version` is the version (clock) that the epoch stands for now; the same pin twice counts once. `None`
-    /// if no buffer holds the epoch. The error has the number of pinned epochs and the largest number
-    /// allowed.
+    /// `version` is the version (clock) that the epoch stands for now. An epoch counts once, however many pins it
+    /// has. `None` if no buffer holds the epoch. The error is the number of pinned epochs and the largest number
+    /// allowed: two less than the buffers.
     pub(super) fn pin(
         &mut self,
         epoch: u64,
@@ -156,8 +156,8 @@ impl Rotation {
         Some(Ok(buffer))
     }
 
-    /// Ends one pin of a session: the one of the oldest epoch with this version. No effect if there is
-    /// none.
+    /// Ends one pin of a session: that of the oldest epoch among those that the session pinned as this version.
+    /// No effect if there is none.
     pub(super) fn unpin(&mut self, session: SessionId, version: u64) {
         let mut pins = self.pins.iter();
         let pin = pins.find(|pin| pin.1 == session && pin.2 == version);

@@ -29,7 +29,8 @@ impl DenseBlocks {
         self.line.front
     }
 
-    /// Version of the newest complete buffer: the clock of the table's domain that it stands for.
+    /// Version of the newest complete buffer: the clock of the table's domain that its values stand for. Always 0
+    /// without snapshots.
     pub const fn min_clock(&self) -> u64 {
         self.line.min_clock
     }
@@ -38,7 +39,7 @@ impl DenseBlocks {
     /// No effect without snapshots.
     ///
     /// # Errors
-    /// [`BlocksError::Epoch`] when an epoch was begun or set before.
+    /// [`BlocksError::Epoch`] when an epoch was begun, or one other than 0 was set, before.
     pub(crate) fn begin_at(&mut self, min_clock: u64) -> Result<(), BlocksError> {
         if !self.sizes.snapshot {
             return Ok(());
@@ -66,8 +67,9 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Opens the next epoch of a snapshot table, `front + 1`: pushes go into it until [`Self::flip`]. No
-    /// effect if it is open, so that a caller may begin it again after a failure.
+    /// Opens the next epoch of a snapshot table, `front + 1`: pushes go into it until [`Self::flip`]. Reuses the
+    /// buffer with the oldest values that are not pinned: readers lose its version. No effect if this epoch is
+    /// open, so that a caller may begin it again after a failure.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
@@ -94,9 +96,9 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Publishes the open epoch to readers. `min_clock` is the domain's clock that it stands for. `applied`
-    /// goes into the snapshot record; callers pass the lsn of the last step in the epoch. Cost: a copy of
-    /// each block that an epoch after the one in the reused buffer stored, and this one did not.
+    /// Publishes the open epoch to readers, as the new front. `min_clock` is the domain's clock that the epoch
+    /// stands for. `applied` goes into the snapshot record; callers pass the lsn of the last step in the epoch.
+    /// Cost: a copy of each block that was stored since the values in the reused buffer, but not in this epoch.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] when another epoch, or none, is open.
@@ -131,10 +133,11 @@ impl DenseBlocks {
     }
 
     /// Pins a version for a session and returns the index of its buffer. The buffer is not overwritten before
-    /// the session ends the pin, or ends. A second pin of this version by the session has no effect.
+    /// [`Self::unpin`] or [`Self::unpin_all`]. A second pin of this version by the session returns the same and
+    /// has no effect.
     ///
     /// # Errors
-    /// [`PinRefusal`].
+    /// [`PinRefusal`], if no buffer holds the version or too many versions are pinned.
     pub fn pin(&mut self, version: u64, session: SessionId) -> Result<usize, PinRefusal> {
         let epoch = self.line.epoch_of(version);
         match self.rotation.pin(epoch, version, session) {
@@ -200,10 +203,11 @@ impl Part {
         &mut self.touched[(epoch % count) as usize]
     }
 
-    /// Copies the blocks that earlier epochs stored into the buffer of `epoch`, which has the values of
-    /// [`Rotation::base`]. All other blocks are there: stored in this epoch, or the same in both buffers.
-    /// Cost besides the copies: a look at the blocks that these epochs stored, or at all blocks if the base
-    /// is so old, after a pin, that their lists are gone.
+    /// Copies from the front's buffer into the buffer of `epoch`, which has values of epoch [`Rotation::base`],
+    /// the blocks that were stored last after the base and before `epoch`. All other blocks are there: stored in
+    /// `epoch`, or equal in both buffers. `line` is working memory. Cost besides the copies: a look at the blocks
+    /// that the epochs between stored, or at all blocks if the base is so old, after a pin, that their lists are
+    /// gone.
     fn copy_forward(
         &self,
         memory: &ServerMemory,

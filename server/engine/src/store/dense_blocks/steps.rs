@@ -29,14 +29,17 @@ const CLASS_AT: u32 = 58;
 /// Size class of the smallest table of runs: the base-2 logarithm of its words, which are the number of runs
 /// and up to 15 runs.
 const CLASS_MIN: u32 = 4;
-/// Number of table sizes. The largest table has 65,536 runs and their number.
+/// Number of size classes, those below [`CLASS_MIN`] included. The largest table has 65,536 runs and their
+/// number.
 const CLASSES: usize = 18;
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Run of elements with the same step count, up to element `last` of the block.
+/// Run of elements of a block with an equal step count. It begins behind the run before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepRun {
+    /// Index in the block of the run's last element.
     pub(super) last: usize,
+    /// Step count of each element.
     pub(super) count: u64,
 }
 
@@ -60,9 +63,11 @@ impl StepRun {
 pub(super) struct StepTables {
     owner: BlockOwner,
     chunks: Vec<Block>,
-    /// Byte offset and length of the unused rest of the newest chunk.
+    /// Byte offset of the unused rest of the newest chunk.
     at: usize,
+    /// Bytes of the unused rest of the newest chunk.
     left: usize,
+    /// Byte offsets of freed tables by size class.
     free: [Vec<usize>; CLASSES],
 }
 
@@ -77,7 +82,7 @@ impl StepTables {
         }
     }
 
-    /// Finds the step tables that a dead process left in private memory; `state` is the block of optimizer
+    /// Finds the memory of the step tables that a dead process left; `state` is the share's block of optimizer
     /// state. Freed tables in this memory are not found again.
     pub(super) fn resume(
         memory: &ServerMemory,
@@ -126,8 +131,9 @@ pub(super) struct Steps {
     /// Byte offset of the step word.
     word_at: usize,
     word: u64,
-    /// Byte offset of the first run's word, and number of runs. Without a table: the step word and 1.
+    /// Byte offset of the first run's word; without a table, that of the step word.
     runs_at: usize,
+    /// Number of runs; 1 without a table.
     runs: usize,
     /// Number of elements of the block in use.
     used: usize,
@@ -274,8 +280,8 @@ fn replace(
     Ok(())
 }
 
-/// Decodes the runs of a saved block's state, from its step count on. `None` if they are not valid for a
-/// block of `used` elements.
+/// Decodes the step counts of a saved block to runs. `bytes` is the block's saved state behind the slots.
+/// `None` if that is not valid for a block of `used` elements.
 fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     let mut word = || {
         let (word, rest) = bytes.split_first_chunk::<8>()?;
@@ -300,7 +306,8 @@ fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     (n >= 2 && runs.len() == n && complete && bytes.is_empty()).then_some(runs)
 }
 
-/// Appends the runs in the form of a saved block to `out`. Neighbours with an equal count become one run.
+/// Appends the runs in the form of a saved block to `out`. Neighbours with an equal count become one run, also in
+/// `runs`, which must not be empty.
 fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
     runs.dedup_by(|next, before| {
         let same = next.count == before.count;
@@ -320,10 +327,10 @@ fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
 }
 
 impl DenseBlocks {
-    /// Splits runs of step counts where a gradient for a range begins and ends. No count changes. Until the
-    /// gradient is applied, now or at a tick, it needs no more memory. No effect on a table with an
-    /// optimizer that counts no steps. Cost: a search; for a boundary that is not there yet, a copy of the
-    /// block's runs.
+    /// Splits runs of step counts where a gradient for the range of `count` elements from `first` on begins and
+    /// ends. No count changes. The gradient then needs no more memory when it is applied, now or at a tick. No
+    /// effect on a table with an optimizer that counts no steps. Cost: a search; for a boundary that is not there
+    /// yet, a copy of the block's runs.
     ///
     /// # Errors
     /// [`BlocksError::Store`] when memory is used up, [`BlocksError::NotOwned`].
@@ -382,6 +389,10 @@ impl DenseBlocks {
     }
 
     /// Replaces a block's step counts by those of a saved model. `part` is the index of its partition.
+    ///
+    /// # Errors
+    /// [`BlocksError::Steps`] if `saved` is not valid for the block, [`BlocksError::Store`] when memory is used
+    /// up. Nothing was changed.
     pub(super) fn load_steps(
         &mut self,
         redo: &Redo,

@@ -69,7 +69,7 @@ struct Elements<'a> {
     slot: Range<usize>,
     /// Values of the push for these elements.
     values: &'a [u8],
-    /// Step count of the elements; 0 where there is none.
+    /// Step count of the elements before the step; 0 for an optimizer that counts no steps.
     count: u64,
 }
 
@@ -105,7 +105,8 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `range` of each slot of `wide` bytes: from `state` to `compact` if `out`, otherwise back.
+    /// Copies the byte range `range` of each slot of `wide` bytes in `state` to `compact`, where slots have the
+    /// range's length; without `out` from `compact` back to `state`.
     fn copy_compact(&mut self, sizes: Sizes, wide: usize, range: &Range<usize>, out: bool) {
         let copy = |a: &mut [u8], b: &mut [u8]| match out {
             true => b.copy_from_slice(a),
@@ -117,7 +118,8 @@ impl Window {
         }
     }
 
-    /// Applies one step of `kernel` to some elements of the window. Returns their step count afterwards.
+    /// Applies one step of `kernel` to some elements of the window. Returns their step count afterwards, a number
+    /// without meaning for an optimizer that counts no steps.
     fn step(&mut self, kernel: &RowKernel, op: PushOp, elements: Elements<'_>) -> u64 {
         let Elements {
             sizes,
@@ -154,7 +156,8 @@ impl Window {
     }
 }
 
-/// Reads the step count after the slots of a state. 0, which is not used, where there is none.
+/// Reads the last 8 bytes of a state: with an optimizer that counts steps, the step count after the slots.
+/// Returns 0 for a shorter state.
 fn last_word(state: &[u8]) -> u64 {
     state
         .last_chunk()
@@ -162,8 +165,9 @@ fn last_word(state: &[u8]) -> u64 {
 }
 
 impl DenseBlocks {
-    /// Applies a push to a range inside one block: copies it out of shared memory, runs the kernel, stores
-    /// the result. `part` is the index of the partition.
+    /// Applies a push to a range inside one block: copies the range out of shared memory, runs the kernel, stores
+    /// the result (with a redo record if the table keeps them). `part` is the index of the partition. Before a
+    /// gradient the caller splits the step counts at both ends of the range ([`Self::split_steps`]).
     pub(super) fn update(
         &mut self,
         redo: &Redo,
@@ -246,11 +250,11 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Copies the optimizer state of a block's elements in use into `out`: the slots, with their length
-    /// from [`Self::block_lengths`], then the step counts.
+    /// Replaces `out` by the optimizer state of a block's elements in use: the slots, with their length from
+    /// [`Self::block_lengths`], then the step counts if the optimizer counts steps.
     ///
     /// # Errors
-    /// [`BlocksError`].
+    /// [`BlocksError::NotOwned`] for a block that is not this applier's.
     pub fn read_state_block(&mut self, block: u64, out: &mut Vec<u8>) -> Result<(), BlocksError> {
         let (payload, slots) = self.block_lengths(block)?;
         let (first, count) = self.elements_of(block)?;
@@ -273,11 +277,12 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Replaces the elements in use of a block and their optimizer state, for a load of a saved model. On a
-    /// snapshot table it is part of the epoch that is being built.
+    /// Replaces the elements in use of a block and their optimizer state, for a load of a saved model. `state` is
+    /// as [`Self::read_state_block`] gives it. On a snapshot table the block is stored in the epoch that is being
+    /// built.
     ///
     /// # Errors
-    /// [`BlocksError`].
+    /// [`BlocksError`]; `Epoch` on a snapshot table without an open epoch.
     pub fn restore_block(
         &mut self,
         redo: &Redo,
