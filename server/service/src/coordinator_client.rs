@@ -338,7 +338,7 @@ pub struct Enlisted {
     files_waker: Waker,
     /// Tables of this server, each with the namespace of its job.
     tables: BTreeMap<TableId, (String, TableInfo)>,
-    /// Workers that the server was ordered to remove.
+    /// Workers that the server was ordered to remove and that have not joined again.
     removed: BTreeSet<(String, WorkerId)>,
     /// Namespaces of the jobs with held clocks.
     held: BTreeSet<String>,
@@ -462,7 +462,8 @@ impl Enlisted {
         }
     }
 
-    /// Handles the complete messages received so far. Returns `true` after the order to shut down.
+    /// Handles the complete messages received so far. Returns `true` after the order to shut down, or the error
+    /// `JobFailed` if the coordinator has reported that before.
     fn take_messages(
         &mut self,
         node: &dyn Orders,

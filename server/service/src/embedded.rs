@@ -43,7 +43,7 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device through which servers serve clients of other processes.
     pub rdma_device: Option<RdmaDevice>,
-    /// Settings of its queue pairs.
+    /// Settings of the servers' queue pairs.
     pub fabric: FabricSettings,
     /// Whether clients count their pushes, so that programs can measure the staleness of pulled rows.
     pub count_pushes: bool,
@@ -166,8 +166,8 @@ pub enum ClusterError {
     Token(#[from] TokenError),
 }
 
-/// A running cluster inside this process. Dropping it shuts it down and blocks until its threads have ended,
-/// at most the grace period of a shutdown.
+/// A running cluster inside this process. Dropping it shuts it down and blocks until its threads have ended.
+/// The coordinator waits for the servers at most the grace period of a shutdown.
 #[derive(Debug)]
 pub struct Cluster {
     environment: Environment,
@@ -255,7 +255,7 @@ impl Cluster {
         self.nodes.get(number as usize)
     }
 
-    /// Reason why a server has ended before the cluster did; `None` if none has.
+    /// Reason why a server has ended with an error; `None` if none has.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get()
     }

@@ -72,6 +72,7 @@ pub enum LaunchedError {
 #[derive(Debug)]
 pub struct JobMember {
     membership: Membership,
+    /// Address on which a server in this process listens.
     listen: IpAddr,
     /// The coordinator at rank 0. Dropped after the membership: its drop blocks until the coordinator has
     /// ended.
@@ -127,8 +128,10 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
     Hosted::listen(&Place::by_record(0, size), own)
 }
 
-/// Joins a launched job like [`join_job`], with the bootstrap record `record`, which the program has distributed
-/// itself. Rank 0 passes as `hosted` the coordinator that it has started with `host`, other ranks `None`.
+/// Joins a launched job as `part`, with the bootstrap record `record`, which the program has distributed
+/// itself; blocks until all processes have registered, or until `deadline`. `interface` names a network device,
+/// to listen on its address. Rank 0 passes as `hosted` the coordinator that it has started with `host`, other
+/// ranks `None`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -161,8 +164,8 @@ impl JobMember {
         self.hosted.is_some()
     }
 
-    /// Makes the configuration of a server in this process. It listens on the address by which the
-    /// coordinator was reached, or on that of the configured interface.
+    /// Makes the configuration of a server in this process. It listens on a free port of the local address by
+    /// which this process reached the coordinator, or of the configured interface.
     pub fn server_config(&self) -> ServerProcessConfig {
         let Membership {
             numbers,

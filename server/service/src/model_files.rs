@@ -90,7 +90,7 @@ impl ModelFiles {
     /// returns. Does not block: `Self::take_done` returns the reply later.
     ///
     /// # Errors
-    /// The refusal of the order: no thread can be started.
+    /// The refusal of the order: no thread can be started, or the job's thread has panicked.
     pub(crate) fn order(
         &mut self,
         id: u64,
@@ -216,7 +216,7 @@ impl ModelFiles {
         self.waker.as_fd()
     }
 
-    /// Returns the replies that are ready, each with the id of its order. Does not block.
+    /// Removes and returns the replies that are ready, each with the id of its order. Does not block.
     pub(crate) fn take_done(&mut self) -> Vec<(u64, CommandReply)> {
         self.waker.drain();
         self.done.try_iter().collect()

@@ -35,13 +35,13 @@ pub struct ServerProcessConfig {
     pub local_servers: u32,
     /// Client threads on this host, 0 if unknown.
     pub local_clients: u32,
-    /// Bytes of address space reserved for each of its two memories.
+    /// Bytes of address space reserved for each of the server's two memories.
     pub capacity: usize,
     /// Whether the used part of both memories is locked in RAM (`mlock`).
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// Settings of its queue pairs.
+    /// Settings of the server's queue pairs.
     pub fabric: FabricSettings,
     /// Whether clients count their pushes, so that programs can measure the staleness of pulled rows.
     pub count_pushes: bool,
@@ -114,7 +114,8 @@ impl ServerProcessConfig {
     /// process. Leaves no thread behind.
     ///
     /// # Errors
-    /// [`ServerProcessError`] when the kernel refuses, or has not the pages that were asked for.
+    /// [`ServerProcessError`] when the kernel refuses, or has not the pages that were asked for, or the
+    /// configured network device does not exist.
     pub fn reserve(&self) -> Result<HeldMemory, ServerProcessError> {
         let mut config = self.of_server(ClusterId(1))?;
         config.tcp = self.listen;
@@ -184,8 +185,8 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Connects to the coordinator, starts the server and joins the cluster; blocks until it has joined.
-    /// Waits for the coordinator until `deadline`.
+    /// Connects to the coordinator, starts the server and joins the cluster; blocks until it has joined. Waits
+    /// for the coordinator until `deadline`, with a job file at most `JobFile::COORDINATOR_WAIT`.
     ///
     /// # Errors
     /// [`ServerProcessError`]; nothing is left behind.
@@ -243,9 +244,10 @@ impl ServerProcess {
     /// Blocks until every thread of the server has ended.
     ///
     /// # Errors
-    /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::JobFailed`]: the job of a foreign launcher has
-    /// failed. [`AgentError::ServerFailed`]: one of the appliers has ended. In each case the server has ended as
-    /// well.
+    /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::JobFailed`]: the job of a foreign launcher
+    /// has failed. [`AgentError::ServerFailed`]: one of the appliers has ended. [`AgentError::Join`]: a
+    /// restarted coordinator refuses this server. [`AgentError::Wait`]: a system call failed. In each case the
+    /// server has ended as well.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let handle = self.node.handle();
         let ended = self.enlisted.obey(&handle, stop);

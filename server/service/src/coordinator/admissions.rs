@@ -42,8 +42,9 @@ pub(super) struct Admission {
 }
 
 impl Coordinator {
-    /// Queues a worker for admission to its running job; the job's clocks have to stop for that. The coordinator
-    /// answers its Join request when all servers have admitted it. Refused if the peer already waits.
+    /// Queues a worker for admission to its running job; the job's clocks have to stop for that. The
+    /// coordinator answers its Join request when all servers have admitted it. Refused without such a job, or
+    /// if the peer already waits or is being admitted.
     pub(super) fn queue_admission(&mut self, asker: Asker, namespace: &str) -> Result<(), Refusal> {
         let asks_again = |a: &Asker| a.peer == asker.peer;
         let under_way = self.admissions.values().map(|a| a.asker);
@@ -61,9 +62,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Begins the admission of the worker that has waited longest: orders all servers to hold the job's clocks, so
-    /// that they consume no tick until the admission ends. Does nothing while another admission runs or servers are
-    /// missing.
+    /// Begins the admission of the worker that has waited longest: orders all servers to hold the job's clocks,
+    /// so that they consume no tick until the admission ends. Does nothing while servers hold the clocks for
+    /// another admission or a checkpoint, or a server is missing.
     pub(super) fn next_admission(&mut self, namespace: &str) {
         if !self.is_complete() {
             return;
@@ -105,8 +106,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's answer to the HoldClocks order of admission `number`: its clocks, which stand still now, or
-    /// a refusal. After the last answer the worker is admitted.
+    /// Handles a server's answer to the HoldClocks order of admission `number`: its clocks, which stand still
+    /// now, or a refusal. After the last answer the worker is admitted, or refused if a server refused.
     pub(super) fn clocks_held(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;
@@ -132,8 +133,9 @@ impl Coordinator {
         }
     }
 
-    /// Ends the hold of a job's clocks after all servers have answered, so that they consume ticks again. Admits the
-    /// worker of admission `number`, unless a server refused or the worker's connection has ended.
+    /// Ends the hold of a job's clocks after all servers have answered, so that they consume ticks again.
+    /// Admits the worker of admission `number`, unless a server refused, the worker's connection has ended, or
+    /// the number of workers that it states does not fit.
     fn admit_worker(&mut self, number: u64) {
         let servers = self.joined_servers();
         let Some(admission) = self.admissions.get_mut(&number) else {
@@ -181,8 +183,8 @@ impl Coordinator {
         self.order_admission(number, &namespace, admitted);
     }
 
-    /// Orders all joined servers to let a job's clocks advance, with the new member `admitted` if there is
-    /// one.
+    /// Orders all joined servers to let a job's clocks advance, with the new member `admitted` (rank and first
+    /// clocks) if there is one.
     fn order_admission(
         &mut self,
         number: u64,
@@ -200,8 +202,8 @@ impl Coordinator {
         }
     }
 
-    /// Rank and first clocks of the worker of an admission; `None` before the servers are ordered to admit
-    /// it.
+    /// Rank and first clocks of the worker of an admission; `None` before the servers are ordered to admit it,
+    /// if it is refused, or without such an admission.
     pub(super) fn admitted(&self, number: u64) -> Option<(WorkerId, Vec<DomainClock>)> {
         let admission = self.admissions.get(&number)?;
         Some((admission.rank, admission.admitted.clone()?))
@@ -269,8 +271,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's answer that it lets the job's clocks advance. After the last one the worker's Join
-    /// is answered and the next admission begins.
+    /// Handles a server's answer that it lets the job's clocks advance. After the last one the worker's Join is
+    /// answered, member notifications that waited are sent, and the next admission begins.
     pub(super) fn clocks_go_on(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;
@@ -337,8 +339,8 @@ impl Coordinator {
         askers
     }
 
-    /// Ends the admissions that wait for an answer of the lost `server`, or will order it to admit: their workers are
-    /// refused, none is admitted.
+    /// Ends the admissions that wait for an answer of the lost `server`, or have not ordered any server to
+    /// admit yet. Their workers are refused, although other servers may have admitted them.
     pub(super) fn admit_without(&mut self, server: ServerId) {
         // Until the order to admit, its answer is one to HoldClocks.
         let waits = |a: &Admission| a.admitted.is_none() || a.missing.contains(&server);
@@ -365,8 +367,9 @@ impl Coordinator {
     }
 }
 
-/// Makes `workers` the size of a job, which the worker under admission states; 0 for none. Refused if a worker of a job
-/// of open size has ticked: ranks that have not joined would be awaited from clock 0 on.
+/// Makes `workers`, the number that the worker under admission states, the size of its job; 0 changes nothing.
+/// Refused if the job has another size, or has open size and a worker that has ticked: ranks that have not
+/// joined would be awaited from clock 0 on.
 fn size_job(job: &mut Job, admission: &Admission, workers: u32) -> Result<(), Refusal> {
     let ticked = admission.clocks.iter().find(|&(_, &clock)| clock > 0);
     if workers > 0

@@ -25,7 +25,8 @@ pub(super) struct Waiter {
 /// Condition under which a barrier opens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// When this many workers have arrived, whichever they are.
+    /// When this many workers have arrived, whichever they are. If it is the job's number of workers, ended
+    /// ones are not awaited.
     Count(u32),
     /// When the workers of the list have arrived; an empty list stands for the members of the job at the
     /// barrier's clocks.
@@ -108,7 +109,8 @@ struct Barrier {
     waiting: Vec<Waiter>,
 }
 
-/// All barriers of a job at which a worker waits, by name and clocks. A barrier is removed when it opens or fails.
+/// All barriers of a job at which a worker waits, by name and clocks. A barrier is removed when it opens or
+/// fails, or no worker waits at it any more.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(BTreeMap<(String, At), Barrier>);
 
@@ -124,8 +126,8 @@ impl Barriers {
     }
 
     /// Adds a waiting worker to the barrier `name` at the clocks `at`. Refused if the other workers at the
-    /// barrier wait for another `opens`, for a count of 0, or beyond `BARRIERS_MAX` barriers. [`Self::settle`]
-    /// then decides whether the barrier opens.
+    /// barrier wait for another `opens`, for a count of 0, or beyond `BARRIERS_MAX` barriers. Replaces an
+    /// earlier wait of the worker there. [`Self::settle`] then decides whether the barrier opens.
     pub(super) fn arrive(
         &mut self,
         name: &str,
@@ -169,7 +171,7 @@ impl Barriers {
     }
 
     /// Removes and returns the barriers that open or fail. `outcome` decides, given a barrier's condition,
-    /// clocks and arrived workers. The caller runs it whenever a worker arrives, joins or leaves.
+    /// clocks and arrived workers. The caller runs it whenever a worker arrives or ends.
     pub(super) fn settle(
         &mut self,
         outcome: impl Fn(&Opens, &At, &[WorkerId]) -> Outcome,

@@ -44,7 +44,7 @@ const RETRY_SOON: Duration = Duration::from_millis(100);
 pub enum Every {
     /// This time after the previous checkpoint is complete.
     Time(Duration),
-    /// At each multiple of this number of ticks of domain 0.
+    /// At multiples of this number of ticks of domain 0; those during a checkpoint are skipped.
     Ticks(u64),
 }
 
@@ -55,17 +55,17 @@ pub struct CheckpointPolicy {
     pub dir: String,
     /// How often they are taken.
     pub every: Every,
-    /// Number of complete checkpoints that are kept, at least 1.
+    /// Number of newest complete checkpoints that are kept, or more; 0 counts as 1.
     pub keep: usize,
-    /// One of so many checkpoints holds all rows, those between hold what has changed since the one before. 1: all hold
-    /// all rows.
+    /// At least one of so many checkpoints holds all rows, those between hold what has changed since the one
+    /// before. 1: all hold all rows.
     pub full_every: usize,
 }
 
 /// Progress of loading a job's newest checkpoint before its workers join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resume {
-    /// Not all servers have joined.
+    /// No load runs: not all servers have joined, or the last load has failed.
     Waits,
     /// The newest checkpoint is being loaded.
     Loads,
@@ -85,7 +85,7 @@ pub(super) struct Durable {
     pub(super) joining: Vec<(Asker, Join)>,
     /// The checkpoint that is being loaded or was loaded.
     pub(super) resumed: Option<Resumed>,
-    /// Checkpoints that could not be loaded.
+    /// Number of checkpoints that could not be loaded.
     pub(super) skipped: u32,
     /// Number of the next checkpoint.
     pub(super) next: u64,
@@ -100,6 +100,7 @@ pub(super) struct Durable {
     /// Furthest clock of any worker in each domain, as servers report it, without `Job::base`. The alive file holds the
     /// sum of both.
     pub(super) clocks: BTreeMap<DomainId, u64>,
+    /// Number of ReadClocks orders without an answer.
     pub(super) unread: usize,
     pub(super) next_alive: Duration,
 }
@@ -187,8 +188,9 @@ impl Coordinator {
         self.checkpoint.is_some() && self.phase == Phase::Running && self.is_complete()
     }
 
-    /// Begins the checkpoints of all jobs that are due, and updates the alive files of jobs (when the job last ran,
-    /// and its clocks). Jobs that [`Self::next_checkpoint`] skips are skipped here too.
+    /// Begins the due checkpoints of jobs that have settled tables and no save, load or hold of clocks; updates
+    /// the alive files of jobs (when the job last ran, and its clocks). Skips jobs that have failed, have no
+    /// live worker or are not resumed yet; does nothing until all servers have joined.
     pub(super) fn step_checkpoints(&mut self) {
         if !self.takes_checkpoints() {
             return;
@@ -306,9 +308,9 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to hold a job's clocks, so that they consume no tick, for checkpoint `op`. If no domain
-    /// needs a common tick, orders the servers' part files at once. Aborts the checkpoint if a worker is being
-    /// admitted or a table created.
+    /// Orders all servers to hold a job's clocks, so that they consume no tick, for checkpoint `op`. If no
+    /// domain needs a common tick, orders the servers' part files at once. Aborts the checkpoint if it has to
+    /// give way, or a worker is being admitted or a table created.
     pub(super) fn hold_for_checkpoint(&mut self, op: u64) {
         let Some(namespace) = self.namespace_of(op) else {
             return;
@@ -355,7 +357,7 @@ impl Coordinator {
     }
 
     /// Clock domains in which a checkpoint of a job needs a common tick: domain 0 for a policy in ticks, else
-    /// the domains of the tables applied at ticks.
+    /// the domains of the saved tables applied at ticks.
     fn domains_of_checkpoint(&self, namespace: &str) -> BTreeSet<DomainId> {
         if let Some(Every::Ticks(_)) = self.checkpoint.as_ref().map(|p| p.every) {
             return [DomainId(0)].into();
@@ -366,8 +368,8 @@ impl Coordinator {
         ticks.map(|t| t.info.spec.domain).collect()
     }
 
-    /// Handles a server's answer to HoldClocks for checkpoint `op`: its clocks, which stand still now, or a refusal.
-    /// After the last answer the servers are ordered to write their part files.
+    /// Handles a server's answer to HoldClocks for checkpoint `op`: its held clocks, or a refusal. After the
+    /// last answer orders the part files, or aborts the checkpoint if a server refused.
     pub(super) fn clocks_held_for_save(&mut self, op: u64, server: ServerId, reply: CommandReply) {
         let Some(Step::Holding {
             missing,
@@ -479,8 +481,8 @@ impl Coordinator {
         self.after_hold(namespace);
     }
 
-    /// Makes the checkpoint of a job that is under way end unfinished in favour of another operation; it is tried
-    /// again soon. Does not wait for its end. Does nothing if none is under way.
+    /// Makes the checkpoint of a job that is under way end unfinished in favour of another operation; it is
+    /// tried again soon. Does not wait for its end. Does nothing if none is under way or all parts are written.
     pub(super) fn give_way(&mut self, namespace: &str) {
         let Some(durable) = self.durable(namespace) else {
             return;
@@ -496,7 +498,7 @@ impl Coordinator {
         }
     }
 
-    /// Orders all servers to cancel writing their part files of a job's checkpoint. Their answers are ignored.
+    /// Orders all servers to cancel writing part files of a job's checkpoint; ignores answers to this order.
     pub(super) fn cancel_parts(&mut self, namespace: &str) {
         for server in self.joined_servers() {
             let namespace = namespace.to_owned();
@@ -504,7 +506,7 @@ impl Coordinator {
         }
     }
 
-    /// Makes the checkpoint of a job under way end unfinished, and queues a worker's save or load until then. Returns
+    /// Makes the checkpoint of a job under way give way, and queues a worker's save or load until then. Returns
     /// `false`, without queueing, if no checkpoint is under way: the caller carries the request out.
     pub(super) fn queue_behind_checkpoint(
         &mut self,
@@ -520,8 +522,9 @@ impl Coordinator {
         true
     }
 
-    /// Handles the end of a checkpoint: sets the time of the next one by its outcome, and begins the saves
-    /// and loads that waited. `begun` is one that was not complete; of one that is, the next one can extend `base`.
+    /// Handles the end of a checkpoint: sets the time of the next one by its outcome, and begins the saves and
+    /// loads that waited. `begun` is given unless all parts were written; after `Saved` the next one can extend
+    /// `base`.
     pub(super) fn checkpoint_ended(
         &mut self,
         namespace: &str,

@@ -63,8 +63,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Marks a live worker as finished or lost (`state`), and notifies the servers, so that no clock waits
-    /// for it.
+    /// Marks a live worker as finished or lost (`state`), takes back its tasks, and notifies the servers, so
+    /// that no clock waits for it. Does nothing for other peers.
     pub(super) fn worker_ends(&mut self, id: PeerId, state: WorkerState) {
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.role == Role::Worker) else {
             return;
@@ -202,8 +202,9 @@ impl Coordinator {
         }
     }
 
-    /// Raises the epoch after the loss of a server that is not restarted, and fails all jobs. `pid` is its process,
-    /// if known, and `why` how it ended, for the error text. Only the epoch changes once the cluster is stopping.
+    /// Raises the epoch after the loss of a server that is not restarted, and fails all jobs. `pid` is its
+    /// process, if known, and `why` how it ended, for the error text. Only the epoch and the revision change
+    /// once the cluster is stopping.
     pub(super) fn server_lost(&mut self, member: &ServerMember, pid: Option<u32>, why: &str) {
         self.epoch += 1;
         self.revision += 1;
@@ -285,8 +286,9 @@ impl Coordinator {
         self.abort_models(namespace, refusal);
     }
 
-    /// Removes the waiting requests of a job, except saves and loads, and returns them for the caller to answer. They
-    /// wait at barriers, for tables, functions, tasks, admission, a resume, or a server's successor.
+    /// Removes the waiting requests of a job, except saves and loads under way, and returns them for the caller
+    /// to answer. They wait at barriers, for tables, functions, tasks, admission, a resume, the end of a
+    /// checkpoint, or a server's successor.
     pub(super) fn take_waiting(&mut self, namespace: &str) -> Vec<Asker> {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Vec::new();
@@ -315,8 +317,10 @@ impl Coordinator {
         askers
     }
 
-    /// Ends a job of a service cluster when none of its processes is left. Servers release its tables,
-    /// sessions and clocks; when all have, the next job of its name begins.
+    /// Ends a job of a service cluster if no worker of it is connected and it has failed, is over, or is of
+    /// unknown size without tables. Does nothing otherwise, or while a server is awaited after a restart of the
+    /// coordinator. Servers release its tables, sessions and clocks; when all have, the next job of its name
+    /// begins.
     pub(super) fn end_job_if_left(&mut self, namespace: &str) {
         let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
         let is_service = is_service && !self.awaits_servers();
@@ -417,8 +421,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes that a server has released an ended job, or has ended itself. After the last server the workers that
-    /// wait for the next job of that name are admitted.
+    /// Notes that a server has released the ended job of number `job`, or has ended itself. After the last
+    /// server the workers that wait for the next job of that name are admitted.
     pub(super) fn job_let_go(&mut self, job: u64, server: ServerId) {
         let Some(ending) = self.ending.get_mut(&job) else {
             return;

@@ -22,7 +22,7 @@ use tidewater_checkpoint::series::{Alive, write_alive};
 /// Maximum number of notes "this job is alive" that wait for the file system; further ones are dropped.
 const BEATS_MAX: usize = 64;
 
-/// Result of a file task, with the number of its operation.
+/// Number of an operation, and the result of one of its file tasks.
 type Done = (u64, Result<FileDone, Refusal>);
 
 /// The threads of saves and loads in the coordinator, one for each operation, and the channel on which they
@@ -70,9 +70,9 @@ impl FileThreads {
         })
     }
 
-    /// Performs a task on the thread of operation `op`, a save or load, without blocking. The operation's first task
-    /// starts the thread; a commit, an abandoning or the end of a load is its last. [`Self::take_done`] returns the
-    /// result later, of tasks that have one.
+    /// Performs a task on the thread of operation `op`, a save or load, without blocking. The operation's first
+    /// task starts the thread; a commit, an abandoning or the end of a load is its last, and does nothing if
+    /// the operation has no thread. [`Self::take_done`] returns the result later, of tasks that have one.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) {
         let dir = match &task {
             FileTask::BeginSave(dir)
@@ -102,8 +102,9 @@ impl FileThreads {
         }
     }
 
-    /// Starts the thread of a save or load, and returns its channel. The thread first waits until earlier operations
-    /// on the directory have ended, since they hold its lock. Fails if the system refuses a thread.
+    /// Starts the thread of a save or load, and returns its channels. The thread first waits for the end of
+    /// those operations on the directory that were sent their last task, since they hold its lock. Fails if the
+    /// system refuses a thread.
     fn start(&mut self, op: u64, dir: &str) -> io::Result<Operation> {
         let is_open = |ended: &Receiver<()>| {
             matches!(
@@ -145,8 +146,8 @@ impl FileThreads {
         })
     }
 
-    /// Returns the results of tasks that are done, each with its operation number. Does not block. An error ends its
-    /// operation.
+    /// Removes and returns the results of tasks that are done, each with its operation number. Does not block.
+    /// An operation with an error gets no further task.
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waker.drain();
         let done: Vec<Done> = self.done.try_iter().collect();
@@ -159,7 +160,8 @@ impl FileThreads {
         done
     }
 
-    /// Blocks until all operations have ended, such as the removal of a failed save, or until `deadline`.
+    /// Closes the task channels and blocks until all threads have finished their queued tasks, or until
+    /// `deadline`.
     pub(super) fn end(self, deadline: Deadline) {
         let open = self.operations.into_values();
         let open = open.map(|operation| operation.ended);
@@ -177,12 +179,13 @@ impl AsFd for FileThreads {
 }
 
 /// A thread that writes the alive files of jobs; it starts with the first note. If a file system hangs, only
-/// this thread hangs, and later notes are dropped.
+/// this thread hangs, and notes beyond `BEATS_MAX` are dropped.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeat(Option<Sender<(String, Alive)>>);
 
 impl Heartbeat {
-    /// Queues a note that the job with this directory is alive at these clocks. Does not block.
+    /// Queues a note that the job with this directory is alive now, at these clocks. Does not block: drops the
+    /// note if the queue is full or no thread can start.
     pub(super) fn beat(&mut self, dir: String, clocks: Vec<DomainClock>) {
         let notes = match &self.0 {
             Some(notes) => notes,

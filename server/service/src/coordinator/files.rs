@@ -18,11 +18,12 @@ use tidewater_runtime::clock::Deadline;
 
 use super::state::{FileDone, FileTask, Links};
 
-/// Time for which a coordinator waits for the end of the one before that keeps the checkpoints of a job.
+/// Longest wait for another coordinator that ends to release the directory of a job's checkpoints.
 const JOB_LOCK_TIME: Duration = Duration::from_secs(3);
 
-/// Directories of checkpoints, by path, each open and locked (flock) from its first use to the end of the coordinator:
-/// a second coordinator does not write into them.
+/// Directories of checkpoints, by path, each open and locked (flock) from its first use to the end of the
+/// coordinator: a second coordinator does not write into them. On a file system without locks they are only
+/// open.
 pub(super) type JobLocks = Arc<Mutex<BTreeMap<PathBuf, File>>>;
 
 /// Performs the file tasks of saves and loads, and keeps the directories that it has locked, by operation number.
@@ -47,7 +48,7 @@ impl Files {
     }
 
     /// Performs a file task of operation `op`; blocks. Returns its result, or `None` for tasks without an
-    /// answer.
+    /// answer and for a commit without a begun save.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
@@ -82,8 +83,9 @@ impl Files {
         Some(done.map_err(Refusal::from))
     }
 
-    /// Begins a checkpoint: a save into a directory in that of a job, of which this coordinator is the only one. Links
-    /// the parts of the checkpoint that it may extend; without links it can still hold all rows.
+    /// Begins a checkpoint: a save into `dir`. Also locks the directory above `dir`, that of the job's
+    /// checkpoints, for this coordinator. Links the parts `links` of the checkpoint that this one may extend.
+    /// If they cannot be linked, returns `BegunWithoutLinks`: this checkpoint can still hold all rows.
     fn begin_checkpoint(
         &mut self,
         op: u64,
@@ -122,8 +124,10 @@ impl Files {
         Ok(FileDone::Manifest(Box::new(manifest?)))
     }
 
-    /// Finds the newest complete checkpoint of a job with a number below `before`, and locks its directory (shared),
-    /// so that no save changes it before the load has ended. Locks nothing if there is none.
+    /// Finds the newest complete checkpoint of a job with a number below `before`, and locks its directory
+    /// (shared), so that no save changes it before the load has ended. Also locks `dir`, the directory of the
+    /// job's checkpoints, for this coordinator if it exists. The result lacks a newest checkpoint if none was
+    /// ever completed. Fails if there are manifests and no checkpoint is complete.
     fn begin_resume(
         &mut self,
         op: u64,
@@ -141,7 +145,8 @@ impl Files {
         Ok(FileDone::Checkpoints(Box::new(found)))
     }
 
-    /// Locks the directory of a job's checkpoints until the coordinator ends; waits for one that is ending.
+    /// Locks the directory of a job's checkpoints until this coordinator ends; waits up to `JOB_LOCK_TIME` for
+    /// another coordinator that is ending. On a file system without locks it only logs a warning.
     fn lock_job(&self, dir: &Path) -> Result<(), CheckpointError> {
         // A thread that panicked has left the map whole: it is changed by one insert.
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,8 +197,8 @@ fn make(dir: &Path) -> Result<(), CheckpointError> {
     checkpoint::make_dir(&mut OsDisk, dir).map_err(CheckpointError::io("make", dir))
 }
 
-/// Removes the part files of a save after its commit failed. Keeps them if the manifest names them after all:
-/// the last step of a commit may fail when the manifest is in place.
+/// Removes the part files of a save after its commit failed. Keeps them if the manifest cannot be read, or
+/// names them after all: the last step of a commit may fail when the manifest is in place.
 fn abandon_uncommitted(dir: &Path, names: &[String]) {
     let is_named = |manifest: &checkpoint::Manifest| {
         manifest.files.iter().any(|file| names.contains(&file.file))

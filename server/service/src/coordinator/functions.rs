@@ -1,9 +1,9 @@
-//! Functions that clients load: every server makes one of the module, and the client learns whether all
-//! of them have it.
+//! Functions that clients load: every server builds the function from the client's module, and the client
+//! learns whether all servers have it.
 //!
-//! One load is under way at a time, so that no server's connection has to queue more than one module;
-//! equal loads, as of all workers of a job, are one. Loads take effect in the order in which they came, so
-//! all servers decide alike between two modules of one name: the first is kept.
+//! One load is under way at a time, so that no server's connection has to queue more than one module; equal
+//! loads, as from all workers of a job, are carried out once. Loads take effect in the order in which they
+//! came, so all servers decide alike between two modules of one name: the first is kept.
 
 use std::collections::BTreeSet;
 
@@ -25,12 +25,14 @@ pub(super) struct FunctionLoad {
     askers: Vec<Asker>,
     /// Servers that have not answered the order; `None` before it is sent.
     missing: Option<BTreeSet<ServerId>>,
+    /// The first refusal of a server, if any.
     refused: Option<Refusal>,
 }
 
 impl Coordinator {
-    /// Queues the load of a module as function `name` on all servers. An equal load that waits is shared. The
-    /// client is answered when all servers have answered.
+    /// Queues the load of a module as function `name` on all servers. An equal load (job, name and module) that
+    /// waits or is under way is shared. The client is answered when all servers have answered. Refused before
+    /// all servers have joined, or without such a job.
     pub(super) fn load_function(
         &mut self,
         asker: Asker,
@@ -91,8 +93,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a server's answer to a function load. After the last answer the clients are answered and the
-    /// next load begins.
+    /// Handles the answer of `server` to the load with number `load`; ignores an unknown number. After the last
+    /// server's answer the clients get `Done` or the first refusal, and the next load begins.
     pub(super) fn function_loaded(&mut self, load: u64, server: ServerId, answer: CommandReply) {
         let Some(under_way) = self.functions.get_mut(&load) else {
             return;

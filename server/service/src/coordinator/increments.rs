@@ -22,21 +22,22 @@ pub(super) struct Base {
     tables: Vec<SavedTable>,
     /// Number of parts of one server: 1 for a checkpoint with all rows.
     parts: usize,
-    /// Bytes of the parts with all rows.
+    /// Bytes of the parts with all rows, over all servers.
     full: u64,
-    /// Bytes of the parts that extend them.
+    /// Bytes of the parts that extend those with all rows, over all servers.
     changed: u64,
-    /// Bytes of the last parts.
+    /// Bytes of the parts that this checkpoint itself wrote, over all servers.
     last: u64,
 }
 
 impl Base {
-    /// Whether a checkpoint may extend it, if each of `full_every` holds all rows.
+    /// Whether the next checkpoint may extend this one: its servers have fewer than `full_every` parts each,
+    /// and the parts with changes have at most half the bytes of those with all rows.
     const fn is_extensible(&self, full_every: usize) -> bool {
         self.parts < full_every && self.changed <= self.full / 2
     }
 
-    /// Whether it extends another one itself.
+    /// Whether this checkpoint extends another one.
     pub(super) const fn extends(&self) -> bool {
         self.parts > 1
     }
@@ -57,7 +58,8 @@ pub(super) struct Increments {
 }
 
 impl Increments {
-    /// Begins checkpoint `number`, if each of `full_every` holds all rows.
+    /// Begins checkpoint `number`. It extends the base if `wait` is 0 and the base is extensible with
+    /// `full_every`, else it holds all rows. Removes the base.
     pub(super) fn begin(&mut self, number: u64, full_every: usize) -> Increment {
         let base = self.base.take().filter(|_| self.wait == 0);
         let base = base.filter(|base| base.is_extensible(full_every));
@@ -70,7 +72,7 @@ impl Increments {
         }
     }
 
-    /// Notes that the next `checkpoints` hold all rows.
+    /// Notes that the next `checkpoints` complete ones hold all rows, counting one under way.
     pub(super) const fn wait(&mut self, checkpoints: usize) {
         self.wait = checkpoints;
     }
@@ -81,7 +83,8 @@ impl Increments {
         self.base = begun.base.filter(|_| !begun.is_ordered);
     }
 
-    /// Notes a complete checkpoint. If it extends another one and most rows had changed, `full_every` hold all rows.
+    /// Notes a complete checkpoint, `base`, which the next one may extend. If it extends another one with more
+    /// than half the bytes of the parts with all rows, the next `full_every` checkpoints hold all rows.
     pub(super) fn complete(&mut self, base: Base, full_every: usize) {
         self.wait = match base.extends() {
             true if base.last > base.full / 2 => full_every,
@@ -92,20 +95,20 @@ impl Increments {
     }
 }
 
-/// A checkpoint that is under way, as far as it is one of several.
+/// A checkpoint under way: which one it extends, and whether the next one may extend it.
 #[derive(Debug)]
 pub(super) struct Increment {
     number: u64,
-    /// Whether the next one may extend it.
+    /// Whether servers note changes after it, so that the next checkpoint may extend this one.
     notes: bool,
-    /// The checkpoint that it extends.
+    /// The checkpoint that this one extends; `None` if it holds all rows.
     base: Option<Base>,
     /// Whether a server may have made its cut, from which on it notes changes under this number.
     is_ordered: bool,
 }
 
 impl Increment {
-    /// The parts of the checkpoint that it may extend.
+    /// The parts of the checkpoint that this one may extend; `None` if it holds all rows.
     pub(super) fn links(&self) -> Option<Links> {
         let base = self.base.as_ref()?;
         Some(Links {
@@ -114,13 +117,14 @@ impl Increment {
         })
     }
 
-    /// Makes it one that holds all rows, as those after it.
+    /// Makes this checkpoint hold all rows; the next one cannot extend it.
     pub(super) fn hold_all(&mut self) {
         (self.base, self.notes) = (None, false);
     }
 
-    /// The order for servers, given the tables that are saved. With other tables than those of the checkpoint before,
-    /// or with more parts than a load should have open, it holds all rows.
+    /// Makes the order for servers, given the tables that are saved and the number of servers. With other
+    /// tables than those of the checkpoint before, or with more parts than a load should have open, this
+    /// checkpoint holds all rows.
     pub(super) fn mark(&mut self, tables: &[SavedTable], servers: usize) -> CheckpointMark {
         let fits = |base: &Base| {
             let mut pairs = base.tables.iter().zip(tables);
@@ -180,7 +184,8 @@ impl Increment {
 }
 
 impl Coordinator {
-    /// Notes that a checkpoint of a job cannot extend the one before, since its parts cannot be linked.
+    /// Makes the next `full_every` checkpoints of a job hold all rows, since the parts of the last one cannot
+    /// be linked (`why`), and logs a warning.
     pub(super) fn cannot_extend(&mut self, namespace: &str, why: &str) {
         let full_every = self.checkpoint.as_ref().map_or(1, |p| p.full_every);
         if let Some(durable) = self.durable(namespace) {

@@ -23,7 +23,7 @@ const NAMED_MAX: usize = 16;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worker {
     pub(super) state: WorkerState,
-    /// Its connection; `None` while it has none.
+    /// Its connection, or `ABSENT` if it may return after a restart of the coordinator; else `None`.
     pub(super) peer: Option<PeerId>,
     /// Random number of its process; 0 before it has joined.
     pub(super) incarnation: Incarnation,
@@ -40,6 +40,7 @@ const AWAITED: Worker = Worker {
 #[derive(Debug)]
 pub(super) struct EndingJob {
     pub(super) namespace: String,
+    /// Servers that have not released the job.
     pub(super) missing: BTreeSet<ServerId>,
     /// Join requests of workers of the next job of that name, admitted afterwards.
     pub(super) waiting: Vec<(Asker, Join)>,
@@ -118,8 +119,9 @@ impl Job {
         }
     }
 
-    /// Checks the number of workers that a worker reports, where 0 means unknown. The first number becomes
-    /// that of the job; a different one is refused.
+    /// Checks the number of workers that a worker reports, where 0 means unknown. The first known number
+    /// becomes that of the job, and the ranks below it become awaited workers. Refused if the job has another
+    /// number, or a rank that is not below it.
     pub(super) fn expect(&mut self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
         self.check_size(worker, reported)?;
         if reported > self.expected {
@@ -131,7 +133,8 @@ impl Job {
         Ok(())
     }
 
-    /// Checks the same number, and changes nothing.
+    /// Checks the number of workers that worker `worker` reports, where 0 means unknown; changes nothing.
+    /// Refused if the job has another number, or a rank that is not below it.
     pub(super) fn check_size(&self, worker: WorkerId, reported: u32) -> Result<(), Refusal> {
         if reported == 0 || reported == self.expected {
             return Ok(());
@@ -155,9 +158,9 @@ impl Job {
         Ok(())
     }
 
-    /// Chooses the rank of a new worker: the one that it asks for; for `RANK_ANY` the first free one, else that of a
-    /// worker that has ended (lost, or finished in a job of unknown size). Refused if the rank is taken or out of
-    /// range. Reserves nothing.
+    /// Chooses the rank of a new worker: the rank `asked`; for `RANK_ANY` the lowest free one, else the lowest
+    /// of a worker that has ended (lost, or finished in a job of unknown size). Refused if the rank is taken or
+    /// out of range, or no rank is left. Reserves nothing.
     pub(super) fn rank_for(&self, asked: u32) -> Result<WorkerId, Refusal> {
         let end = if self.expected == 0 {
             WORKERS_MAX
@@ -202,7 +205,8 @@ impl Job {
         Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text))
     }
 
-    /// Frees the rank that a new connection was given, because its process already has another one.
+    /// Takes back the rank that a new connection was given, because the connection's process already has
+    /// another rank. A rank that belonged to an ended worker counts as lost.
     pub(super) fn give_back(&mut self, rank: WorkerId) {
         let Some(worker) = self.workers.get_mut(&rank) else {
             return;
@@ -244,17 +248,17 @@ impl Job {
         self.expected > 0 && self.workers.values().all(ended) && self.waiting.is_empty()
     }
 
-    /// Whether the job can be removed: no worker is connected, and it has failed, is over, or is of unknown
-    /// size without tables.
+    /// Whether the job can be removed: no worker is connected or may return, and it has failed, is over, or is
+    /// of unknown size without tables.
     pub(super) fn is_left(&self) -> bool {
         let has_nothing = self.expected == 0 && self.tables.is_empty();
         let is_done = self.failed.is_some() || self.is_over() || has_nothing;
         is_done && self.peers().next().is_none()
     }
 
-    /// Decides whether a barrier of `count` workers, of which `present` have arrived, opens, waits or fails. A count
-    /// equal to the job's size does not wait for ended workers. A smaller one needs that many, and fails when fewer
-    /// are left.
+    /// Decides whether a barrier of `count` workers, of which `present` have arrived, opens, waits or fails. A
+    /// count equal to the job's size does not wait for ended workers. Another count needs that many workers,
+    /// and fails when fewer are left. In a job of unknown size no barrier fails.
     pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
         let count_lost = mutants::on(Mutant::BarrierCountsTheLost);
         let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);
@@ -273,8 +277,8 @@ impl Job {
         }
     }
 
-    /// Names the workers that have finished or are lost, for an error text; empty if none has. Also returns up to
-    /// four of their ranks, for the numbers of a refusal.
+    /// Names the workers that have finished or are lost, for an error text; empty if none has. Also returns up
+    /// to four of their ranks, then zeros, for the numbers of a refusal.
     pub(super) fn departed(&self) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let present = self.workers.iter().filter(|(_, w)| !ended(w));
@@ -285,8 +289,8 @@ impl Job {
         }
     }
 
-    /// Names the workers that have not ended and are not in `present`, for an error text. Also returns up to four of
-    /// their ranks, for the numbers of a refusal.
+    /// Names the workers that have not ended and are not in `present`, for an error text. Also returns up to
+    /// four of their ranks, then zeros, for the numbers of a refusal.
     pub(super) fn awaited(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let gone = self.workers.iter().filter(|(_, w)| ended(w));
@@ -295,15 +299,16 @@ impl Job {
         self.missing(&there)
     }
 
-    /// Names the workers that are not in `present`, ended or not, for an error text. Also returns up to four of their
-    /// ranks, for the numbers of a refusal.
+    /// Names the workers that are not in `present`, ended or not, for an error text. Also returns up to four of
+    /// their ranks, then zeros, for the numbers of a refusal.
     pub(super) fn missing(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
         let absent = self.workers.keys().filter(|rank| !present.contains(rank));
         self.names(&absent.copied().collect::<Vec<_>>())
     }
 
-    /// Names the workers of the ranks `absent` with their states, for an error text. Also returns the first four
-    /// ranks, for the numbers of a refusal.
+    /// Names up to `NAMED_MAX` workers of the ranks `absent` with their states, for an error text, and counts
+    /// the others; an empty list stands for workers that never joined. Also returns the first four ranks, then
+    /// zeros, for the numbers of a refusal.
     pub(super) fn names(&self, absent: &[WorkerId]) -> (String, [u64; 4]) {
         let mut numbers = [0; 4];
         for (number, rank) in numbers.iter_mut().zip(absent) {

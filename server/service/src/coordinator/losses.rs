@@ -126,7 +126,8 @@ impl Coordinator {
         }
     }
 
-    /// The same for a server that is awaited with its memory, for which only jobs wait that resume with it.
+    /// Stops waiting for the clocks of lost workers at `server`, which has ended and may return with its
+    /// memory, in those jobs that cannot resume with that memory.
     pub(super) fn lose_without_memory(&mut self, server: ServerId) {
         for number in self.losses.keys().copied().collect::<Vec<_>>() {
             let loss = self.losses.get(&number);
@@ -196,8 +197,9 @@ impl Coordinator {
         self.end_job_if_left(&namespace);
     }
 
-    /// Number of ticks of a lost worker that count in each domain: those that all of its threads have ended which
-    /// have not finished, and at least those before its first tick. Domains with 0 ticks are left out.
+    /// Number of ticks of a lost worker that count in each domain: the lowest clock in `ended` of the threads
+    /// that have not finished, but at least the worker's first clock. Sorted by domain; domains with 0 ticks
+    /// are left out.
     fn lost_at(&self, namespace: &str, rank: WorkerId, ended: &[ThreadClock]) -> Vec<DomainClock> {
         let mut counts: BTreeMap<DomainId, u64> = BTreeMap::new();
         for at in ended.iter().filter(|at| at.clock != CLOCK_FINISHED) {

@@ -30,16 +30,17 @@ pub(super) struct Arrival {
     pub(super) name: String,
     /// The workers that it waits for.
     pub(super) opens: Opens,
-    /// Clocks at which the workers have to be.
+    /// Clocks at which the workers have to be; empty for a barrier with a count.
     pub(super) at: At,
-    /// Number of the barrier among those of its name.
+    /// Number that the worker gives the barrier among those of its name; 0 for a barrier with a count.
     pub(super) round: u64,
     /// Time that the worker waits.
     pub(super) timeout_ms: u64,
 }
 
 impl Arrival {
-    /// Makes the arrival at a barrier that opens when any `count` workers have arrived.
+    /// Makes the arrival at a barrier that opens when any `count` workers have arrived. If `count` is the job's
+    /// number of workers, the barrier does not wait for ended ones.
     pub(super) fn of_count(name: String, count: u32, timeout_ms: u64) -> Self {
         Self {
             name,
@@ -80,8 +81,9 @@ impl Arrival {
     }
 }
 
-/// Refusal of a worker that has joined a job without its number of workers and is at a barrier after the job has got
-/// one. The others wait for that number there, and the two kinds of barriers would never meet.
+/// Refusal for `worker`, which is at a barrier of members although its job has a known number of workers,
+/// `size`. Workers that know the number wait at barriers with that count, and the two kinds of barriers never
+/// meet.
 fn unsized_at(name: &str, worker: WorkerId, size: u32) -> Refusal {
     bad(&format!(
         "barrier \"{name}\": this job has {size} workers by the word of one that has joined later than worker {worker}, \
@@ -90,9 +92,10 @@ fn unsized_at(name: &str, worker: WorkerId, size: u32) -> Refusal {
 }
 
 impl Coordinator {
-    /// Handles a worker's arrival at the barrier of a name, condition and clocks. `arrival.round` goes to the other
-    /// workers; the wait times out after `arrival.timeout_ms`. The worker is answered when the barrier opens or
-    /// fails.
+    /// Handles a worker's arrival at the barrier of a name, condition and clocks. `arrival.round` goes to the
+    /// other workers; the wait times out after `arrival.timeout_ms`. The worker is answered when the barrier
+    /// opens or fails, or the wait times out. Refused if the worker is not live, or at a barrier of members in
+    /// a job of known size.
     pub(super) fn barrier(
         &mut self,
         asker: Asker,
@@ -130,8 +133,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Answers the workers at the barriers of a job that open or fail now. Called after a worker has arrived,
-    /// joined or left.
+    /// Answers the workers at the barriers of a job that open or fail now. Called after a worker has arrived at
+    /// a barrier or has ended.
     pub(super) fn settle_barriers(&mut self, namespace: &str) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -160,8 +163,8 @@ impl Coordinator {
         }
     }
 
-    /// Refuses the workers at the barriers of members of a job that has got a number of workers: those that have stated
-    /// it wait at barriers of that number.
+    /// Refuses the workers at the barriers of members of a job that now has a known number of workers: workers
+    /// that know it wait at barriers with that count.
     pub(super) fn refuse_member_barriers(&mut self, namespace: &str) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -192,10 +195,10 @@ impl Coordinator {
         }
     }
 
-    /// Raises `clocks`, the first clocks of a worker under admission, above the clocks of all opened barriers of
-    /// members: it was no member there. `clocks` are the furthest ones: those of a barrier are at most as high, since
-    /// its workers have sent their ticks before, and a higher one is ignored. Each tick below the first clock is one
-    /// that appliers close.
+    /// Raises `clocks`, the first clocks of a worker under admission, above the clocks of all opened barriers
+    /// of members: the worker was no member there. `clocks` are the furthest clocks of the job, and each rises
+    /// by at most one tick: a barrier's clocks are not higher, since its workers have sent their ticks before.
+    /// Each tick below the first clock is one that appliers close. Adds the domains that `clocks` lacks.
     pub(super) fn barrier_floor(job: &Job, clocks: &mut Vec<DomainClock>) {
         for (&domain, &floor) in &job.floor {
             let floor = floor.min(clock_of(clocks, domain).saturating_add(1));
@@ -248,7 +251,8 @@ impl Coordinator {
         awaited
     }
 
-    /// Members of a job that have begun at these clocks and have not ended.
+    /// Members of a job that have begun at these clocks and have not ended; with a schedule those of the
+    /// schedule, also before they have connected.
     fn members_at(&self, namespace: &str, at: &At) -> Vec<WorkerId> {
         let Some(job) = self.jobs.get(namespace) else {
             return Vec::new();

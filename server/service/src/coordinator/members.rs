@@ -32,7 +32,9 @@ impl Coordinator {
         }
     }
 
-    /// Registers the connection of an admitted peer and reserves its rank.
+    /// Registers the connection of an admitted peer and reserves its rank, except the rank of a worker that may
+    /// return after a restart of the coordinator: its Join decides. Does nothing if the rank is not available
+    /// any more.
     pub fn connected(&mut self, id: PeerId, hello: &Hello) {
         let rank = match hello.role {
             Role::Server => self.server_for(hello.rank).ok().map(|number| {
@@ -87,8 +89,8 @@ impl Coordinator {
         self.touch();
     }
 
-    /// Handles a peer's Join request. `None` if it is answered later, as for a worker that waits until
-    /// servers have released an earlier job of its name.
+    /// Handles a peer's Join request. `None` if it is answered apart: already, as for a server or a returned
+    /// worker, or later, as for a worker that waits until servers have released an earlier job of its name.
     pub(super) fn join(
         &mut self,
         asker: Asker,
@@ -138,8 +140,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Joins a worker after its Join request had to wait, for the release of an earlier job of that name or for a
-    /// resume. Answers the request.
+    /// Joins a worker after its Join request had to wait, for the release of an earlier job of that name or for
+    /// a resume. Answers the request, unless it has to wait again.
     pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
         match self.join_worker(asker, join) {
             Ok(Some(joined)) => self.answer(asker, joined),
@@ -216,8 +218,9 @@ impl Coordinator {
         those.map(|(&id, _)| id).collect()
     }
 
-    /// Chooses the rank of a new observer: the lowest free one in the observers' range. In a service the job
-    /// must exist, since nothing would release what servers keep for a job that never begins.
+    /// Chooses the rank of a new observer: the lowest free one in the observers' range. Refused if the observer
+    /// asks for a rank, or its job has failed. In a service the job must exist, since nothing would release
+    /// what servers keep for a job that never begins.
     fn observer_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
         if hello.rank != RANK_ANY {
             let text = format!(
@@ -312,7 +315,8 @@ impl Coordinator {
     }
 
     /// Follows up a server's join: notifies it of workers that have ended. When all servers have joined,
-    /// creates waiting tables, resumes jobs, begins admissions and sends schedules.
+    /// creates waiting tables, loads functions, resumes jobs, begins admissions, sends schedules and continues
+    /// what waited for servers to return.
     fn server_joined(&mut self, number: ServerId) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let jobs = self.jobs.iter();

@@ -27,7 +27,7 @@ pub(super) struct ModelOp {
     by: By,
     pub(super) deadline: Duration,
     step: Step,
-    /// Of a checkpoint: which one it extends.
+    /// Of a checkpoint, until all parts are written: which one it extends.
     pub(super) increment: Option<Increment>,
     /// Of a checkpoint with all parts written: what the next one can extend.
     base: Option<Base>,
@@ -75,7 +75,7 @@ pub(super) enum Step {
         furthest: BTreeMap<DomainId, u64>,
         refused: Option<Refusal>,
     },
-    /// Servers write their parts.
+    /// Servers write their parts; those in `missing` have not answered. `refused` is the first refusal.
     Saving {
         tables: Vec<SavedTable>,
         missing: BTreeSet<ServerId>,
@@ -84,17 +84,17 @@ pub(super) enum Step {
         cut_ms: Option<u64>,
         refused: Option<Refusal>,
     },
-    /// The manifest is being written.
+    /// The manifest of this many tables, rows and bytes is being written.
     Committing { tables: u32, rows: u64, bytes: u64 },
     /// The manifest is being read.
     BeginLoad,
-    /// Servers make the tables.
+    /// Servers make the tables: those in `missing` are not made yet, those in `made` are.
     Making {
         manifest: Box<Manifest>,
         missing: BTreeSet<TableId>,
         made: Vec<TableId>,
     },
-    /// Servers fill the tables.
+    /// Servers fill the tables `made`; `orders` Load orders are not answered. `refused` is the first refusal.
     Filling {
         manifest: Box<Manifest>,
         orders: usize,
@@ -405,7 +405,7 @@ impl Coordinator {
     }
 
     /// Handles the creation of a table on all servers, for the load `op`. After the last table, orders the
-    /// servers to fill the tables.
+    /// servers to fill the tables. If the load has ended, releases the table.
     pub(super) fn load_table_made(&mut self, op: u64, id: TableId) {
         let servers = self.joined_servers();
         let Some(model) = self.models.get_mut(&op) else {
@@ -607,9 +607,10 @@ impl Coordinator {
         }
     }
 
-    /// Aborts save or load `op` and answers it with `refusal`: its job ends, it times out, or it is a checkpoint that
-    /// gives way to another operation. Removes tables that it has created, and part files reported while servers
-    /// write. Does nothing if it has ended.
+    /// Aborts save or load `op` and answers it with `refusal`: its job ends, it times out, or it is a
+    /// checkpoint that gives way to another operation. Removes tables that it has created, and part files
+    /// reported while servers write. A checkpoint's hold of clocks or unwritten parts end too. Does nothing if
+    /// it has ended.
     pub(super) fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
             Some(Step::Finding | Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
@@ -676,7 +677,7 @@ impl Coordinator {
 }
 
 /// Adds the clocks of the model that a job has loaded, `base`, to the clocks in the manifest entries of its
-/// part files.
+/// part files. A domain of `base` that no entry has is added to the first one.
 fn add_base(files: &mut [SavedFile], base: &BTreeMap<DomainId, u64>) {
     if mutants::on(Mutant::ModelClocksBeginAgain) {
         return;

@@ -8,8 +8,9 @@ use super::jobs::Worker;
 use super::state::{Action, Asker, Coordinator, Lifetime, PeerId, bad};
 
 impl Coordinator {
-    /// Sends the workers of a job a request to stop, with a reason. Refused if the job does not run or no
-    /// worker is connected.
+    /// Sends the workers of a job a request to stop, and keeps `reason` for workers that return later. Refused
+    /// if the job has failed or does not run, the cluster stops, or no worker is connected or awaited after a
+    /// restart of the coordinator.
     pub(super) fn stop_job(
         &mut self,
         namespace: &str,
@@ -41,8 +42,8 @@ impl Coordinator {
         Ok(CoordinatorAnswer::Done)
     }
 
-    /// Answers an operator when the workers of a job have ended. `None` if it is answered later. Refused if
-    /// the job has failed, or if a service has no such job.
+    /// Answers an operator when the workers of a job have ended. `None` if it is answered later. Refused if the
+    /// job has failed, the cluster stops, or a service has no such job.
     pub(super) fn wait_job(
         &mut self,
         asker: Asker,
@@ -65,8 +66,9 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost. `None` while
-    /// a worker has not ended. In a job of unknown size, only workers that have joined so far count.
+    /// Answer for operators that wait for the end of a job: done, or a refusal if all workers are lost. `None`
+    /// while a worker has not ended, or without such a job. In a job of unknown size, only workers that have
+    /// joined so far count.
     pub(super) fn end_of_workers(&self, namespace: &str) -> Option<CoordinatorAnswer> {
         let job = self.jobs.get(namespace)?;
         let has_workers = !job.workers.is_empty();

@@ -48,9 +48,10 @@ pub(super) struct RecoveryState {
     /// Workers that have not returned since the coordinator's restart and must rejoin, because their job has
     /// begun again.
     pub(super) outdated: BTreeSet<(String, WorkerId)>,
-    /// Tables that were dropped while servers were absent, which these are to release when they return.
+    /// Tables that were dropped while servers were absent, which the absent servers are to release when they
+    /// return.
     dropped: BTreeSet<TableId>,
-    /// Requests that wait for these servers to return.
+    /// Requests that wait for the absent servers to return.
     deferred: Vec<(Asker, CoordinatorRequest)>,
     /// Time on the coordinator's clock at which processes that have not returned count as lost.
     until: Option<Duration>,
@@ -112,8 +113,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers a worker's request and journals the answer, so that the request repeated after a restart of the
-    /// coordinator gets it again. `subject` names the request.
+    /// Answers a request. With a journal, also journals the answer to a worker, so that the request repeated
+    /// after a restart of the coordinator gets it again. `subject` names the request.
     pub(super) fn answer_once(&mut self, asker: Asker, subject: String, outcome: Outcome) {
         let peer = self.peers.get(&asker.peer);
         let peer = peer.filter(|peer| self.recovery.is_some() && peer.role == Role::Worker);
@@ -196,7 +197,8 @@ impl Coordinator {
     }
 
     /// Reconnects a worker of before the coordinator's restart, found by its incarnation, to the rank that it
-    /// had. Returns `false` if the worker is not known.
+    /// had, and answers its Join (at once, or when its interrupted admission ends). Returns `false`, without an
+    /// answer, if the worker is not known or there is no journal.
     ///
     /// # Errors
     /// The rank belongs to another process, which has not returned yet.
@@ -412,13 +414,13 @@ impl Coordinator {
             .is_some_and(|d| d.absent_servers.contains_key(&number))
     }
 
-    /// Time on the coordinator's clock at which processes that have not returned count as lost; `None` if
-    /// none is awaited.
+    /// Time on the coordinator's clock at which processes that have not returned count as lost, also if all
+    /// have returned. `None` without a journal, for a new cluster, or once the time has passed.
     pub(super) fn return_deadline(&self) -> Option<Duration> {
         self.recovery.as_ref()?.until
     }
 
-    /// Counts the servers and workers as lost that have not returned, once the deadline has passed.
+    /// Counts the servers and live workers as lost that have not returned, once the deadline has passed.
     pub(super) fn expire_absent(&mut self) {
         let now = self.now;
         let Some(recovery) = &mut self.recovery else {

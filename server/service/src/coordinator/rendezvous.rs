@@ -24,14 +24,14 @@ const NAMED_MAX: usize = 16;
 struct Arrival {
     asker: Asker,
     register: Register,
-    /// Its server and worker numbers, once all have registered.
+    /// Its server number and its worker number, once all have registered; `None` for a part that it is not.
     numbers: [Option<u32>; 2],
     /// Whether it has joined with its number.
     joined: bool,
 }
 
 impl Arrival {
-    /// Whether this process is server or worker `number`.
+    /// Whether this process is server or worker `number`; `Part::Both` stands for the worker.
     fn is(&self, part: Part, number: u32) -> bool {
         let [server, worker] = self.numbers;
         let own = match part {
@@ -42,7 +42,7 @@ impl Arrival {
     }
 }
 
-/// State of a launch's rendezvous, under way or complete.
+/// State of a launch's rendezvous: under way, complete or failed.
 #[derive(Debug)]
 pub(super) struct Gathering {
     size: u32,
@@ -213,7 +213,8 @@ impl Coordinator {
     }
 
     /// Handles a process's registration. It is answered later (`None`), when all have registered. A duplicate
-    /// rank or differing size fails the launch.
+    /// rank, a rank out of range or a differing size fails the launch; a process that registers after all
+    /// others is only refused.
     pub(super) fn rendezvous(
         &mut self,
         asker: Asker,

@@ -14,8 +14,9 @@ use super::state::{Action, Asker, Coordinator, FileTask, bad};
 use tidewater_checkpoint::series::{Found, Newest, dir_of_job};
 
 impl Coordinator {
-    /// Queues a worker's Join until its job's newest checkpoint is loaded, and starts the load. Returns
-    /// `false`, without queueing, if the job is resumed already or has no checkpoints.
+    /// Queues a worker's Join until its job's newest checkpoint is loaded, and starts the load if all servers
+    /// have joined; returns `true`. Returns `false`, without queueing, if the resume is done, the coordinator
+    /// takes no checkpoints, or there is no such job. Refused if the peer already waits.
     pub(super) fn waits_for_resume(
         &mut self,
         asker: Asker,

@@ -14,8 +14,8 @@ use super::jobs::{Job, Unscheduled, Worker};
 use super::membership::{Event, Schedule, Stay, clock_of};
 use super::state::{Action, Asker, Coordinator, PeerId, Purpose, bad};
 
-/// Number of stays of a schedule that a server is sent and has not confirmed: a server that reads no orders is
-/// disconnected at a number of unsent bytes.
+/// Maximum number of stays of a schedule that a server is sent and has not confirmed: a server that reads no
+/// orders is disconnected at a number of unsent bytes.
 const STAYS_UNDER_WAY: usize = 64;
 
 impl Coordinator {
@@ -89,8 +89,9 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Sends the stays (join-to-leave intervals) of a job's schedule to all servers. Does nothing before all
-    /// servers have joined, or if they are sent already.
+    /// Sends the first `STAYS_UNDER_WAY` stays (join-to-leave intervals) of a job's schedule to all servers;
+    /// the others follow as servers confirm. Does nothing before all servers have joined, or if they are sent
+    /// already.
     pub(super) fn send_schedule(&mut self, namespace: &str) {
         let is_due = |job: &Job| job.unscheduled.is_none();
         if !self.is_complete() || !self.jobs.get(namespace).is_some_and(is_due) {
@@ -163,8 +164,8 @@ impl Coordinator {
         self.begin_stays(&name);
     }
 
-    /// Begins the stays (join-to-leave intervals) of the workers that wait to join, and answers their Joins. Does
-    /// nothing before all servers have the schedule.
+    /// Begins the stays (join-to-leave intervals) of the workers that wait to join, and answers their Joins;
+    /// refuses a worker of a rank without a further stay. Does nothing before all servers have the schedule.
     fn begin_stays(&mut self, namespace: &str) {
         let is_known = |job: &Job| job.unscheduled.as_ref().is_some_and(|u| u.left == 0);
         let job = self.jobs.get_mut(namespace);
@@ -268,8 +269,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Handles a worker's announcement that it leaves after these ticks. Refused if its schedule says other
-    /// ticks.
+    /// Handles a worker's announcement that it leaves after these ticks, and records it in the membership log.
+    /// Refused if its schedule says other ticks.
     pub(super) fn leaving(
         &mut self,
         id: PeerId,
@@ -294,7 +295,7 @@ impl Coordinator {
     }
 
     /// Checks the clocks at which a worker ends against those of its schedule. Refused if the clocks differ;
-    /// `how` completes the error text. Accepts any clocks without a schedule.
+    /// `how` completes the error text. Accepts any clocks without a schedule, or if the stay has no end in it.
     pub(super) fn check_end(
         &self,
         namespace: &str,

@@ -37,7 +37,8 @@ const FILES: u64 = 2;
 const FIRST_PEER: u64 = 3;
 /// Maximum number of bytes of one read from a connection; other connections are served before the next read.
 const READ_BYTES: usize = 64 << 10;
-/// Pause in accepting connections after file descriptors ran out.
+/// Shortest pause in accepting connections after a failed accept, as without file descriptors, or while
+/// `UNAUTHENTICATED_CONNECTIONS_MAX` connections are not authenticated.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for sending queued messages after the cluster has ended.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -192,6 +193,7 @@ impl Listening {
     ///
     /// # Errors
     /// [`ServeError::Journal`]: the journal is of another cluster, or cannot be written.
+    /// [`ServeError::NotJournalled`]: jobs follow a schedule in which a rank joins twice.
     pub fn journalled(mut self, mut journal: Journal, grace: Duration) -> Result<Self, ServeError> {
         self.check_journal(true)?;
         let port = self.port();
@@ -275,8 +277,8 @@ impl Listening {
             .map_or(0, |address| address.port())
     }
 
-    /// Address by which processes of this host reach the coordinator: loopback if it listens on all
-    /// interfaces.
+    /// Address by which processes of this host reach the coordinator: loopback if it listens on all interfaces.
+    /// `127.0.0.1:0` if the system call fails.
     pub fn local(&self) -> SocketAddr {
         let bound = self.listener.local_addr();
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -484,7 +486,7 @@ impl Server {
     }
 
     /// Handles passed deadlines: closes connections with slow handshakes, resumes accepting connections, and
-    /// advances the state machine.
+    /// advances the state machine. Pauses accepting while too many connections are not authenticated.
     fn pass_time(&mut self) {
         let late = self
             .conns
@@ -523,7 +525,7 @@ impl Server {
         }
     }
 
-    /// Stops accepting connections for `ACCEPT_PAUSE`; new connections wait in the socket's backlog.
+    /// Stops accepting connections for at least `ACCEPT_PAUSE`; new connections wait in the socket's backlog.
     fn pause(&mut self) {
         self.paused = Some(Deadline::after(ACCEPT_PAUSE));
         self.listen(false);

@@ -87,11 +87,12 @@ pub enum Action {
     Command(PeerId, u64, Command),
     /// Notifies a peer, without an answer.
     Notify(PeerId, Notice),
-    /// Runs a file task, then calls [`Coordinator::files_done`] with the operation's number.
+    /// Runs a file task of the operation with this number. [`Coordinator::files_done`] gets the result, if the
+    /// task has one.
     Files(u64, FileTask),
     /// Writes a line into the log of members.
     Membership(String),
-    /// Writes the alive file in a job's directory of checkpoints, with these clocks.
+    /// Writes the alive file in this directory, that of a job's checkpoints, with these clocks.
     Alive(String, Vec<DomainClock>),
 }
 
@@ -100,7 +101,8 @@ pub enum Action {
 pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
     BeginSave(String),
-    /// As [`FileTask::BeginSave`], for a checkpoint: lock the directory above it too, until the coordinator ends.
+    /// Make the directory of a checkpoint and lock it; lock the directory above it too, until the coordinator
+    /// ends.
     BeginCheckpoint {
         /// Directory of the checkpoint.
         dir: String,
@@ -111,7 +113,7 @@ pub enum FileTask {
     Commit {
         /// Manifest of the model.
         manifest: Box<Manifest>,
-        /// Number of newest complete checkpoints to keep, with this one; `None` if this save is not a
+        /// Number of newest complete checkpoints to keep, including this one; `None` if this save is not a
         /// checkpoint.
         keep: Option<usize>,
     },
@@ -151,7 +153,7 @@ pub enum FileDone {
     Committed,
     /// The directory is locked; this is its manifest.
     Manifest(Box<Manifest>),
-    /// The checkpoints of a job; the newest complete one is locked.
+    /// The checkpoints of a job; the newest complete one, if any, is locked.
     Checkpoints(Box<Found>),
 }
 
@@ -203,7 +205,7 @@ pub(super) enum Purpose {
     Status(Asker),
     /// The clocks of a job are held for this admission.
     Hold(u64),
-    /// They go on, with its worker or without.
+    /// The clocks held for this admission go on, with its worker or without.
     Admit(u64),
     /// Pushes of a finished task, by its delivery.
     Task(u64),
@@ -211,9 +213,9 @@ pub(super) enum Purpose {
     Schedule(u64),
     /// The clocks of a job are held for this checkpoint.
     HoldForSave(u64),
-    /// The furthest clocks of the job of this number, for its checkpoints.
+    /// The furthest clocks of the job with this `Durable::id`, for its alive file.
     ReadClocks(u64),
-    /// The clocks of a lost worker.
+    /// The clocks of a lost worker, for this loss.
     Loss(u64),
     /// A table that a successor has in its memory.
     Adopt(TableId),
@@ -222,6 +224,8 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Running,
+    /// Servers are ordered to shut down; the cluster ends at this time of the coordinator's clock at the
+    /// latest.
     Stopping(Duration),
     Ended,
 }
@@ -326,7 +330,7 @@ impl Coordinator {
         self.phase == Phase::Ended
     }
 
-    /// Epoch of the cluster's membership, which rises when a server leaves.
+    /// Epoch of the cluster's membership, which rises when a server leaves or is lost.
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -357,7 +361,8 @@ impl Coordinator {
     }
 
     /// Handles a request of a peer, at time `now` on the caller's clock. `id` is the peer's number for the
-    /// request. A repeated request gets its earlier answer.
+    /// request. A worker's repeated request gets its earlier answer if the journal holds one. Refused beyond
+    /// `PARKED_MAX` unanswered requests of the peer; unknown peers are ignored.
     pub fn request(&mut self, now: Duration, peer: PeerId, id: u64, request: CoordinatorRequest) {
         self.tick(now);
         let asker = Asker { peer, id };
@@ -378,8 +383,8 @@ impl Coordinator {
         }
     }
 
-    /// Handles a request and queues its answer. While the request's job waits for a server's successor, the request
-    /// is parked: kept, and handled when the successor has joined.
+    /// Handles a request and queues its answer. While the request's job waits for a server's successor, the
+    /// request is parked: kept, and handled when the job continues or refused when it begins again.
     pub(super) fn dispatch(&mut self, asker: Asker, request: CoordinatorRequest) {
         use CoordinatorRequest as Ask;
         let changes_nothing = matches!(

@@ -41,9 +41,10 @@ use super::tables::{Stage, TableEntry, refusal_of};
 #[derive(Debug)]
 pub(super) struct Absent {
     pub(super) end: ServerEnd,
-    /// Time on the coordinator's clock by which its successor must be connected, or have joined.
+    /// Time on the coordinator's clock at which the wait ends if no successor is connected then.
     pub(super) until: Duration,
-    /// Time by which a successor that stays connected must have joined: it resumes from its memory before.
+    /// Time on the coordinator's clock by which a connected successor must have joined: it may read its memory
+    /// before.
     latest: Duration,
     /// Jobs that have begun before its end. Others lose nothing with it.
     pub(super) jobs: BTreeSet<String>,
@@ -51,7 +52,8 @@ pub(super) struct Absent {
 
 impl Coordinator {
     /// Begins the wait for the successor of an ended server: the process that its holder starts in its place.
-    /// Notifies the clients of jobs that can begin again or resume; fails the other jobs.
+    /// Notifies the clients of jobs that can begin again or resume, and aborts the saves and loads of these
+    /// jobs; fails the other jobs.
     pub(super) fn await_successor(&mut self, end: ServerEnd) {
         let lost = failure_of(&end);
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
@@ -70,8 +72,8 @@ impl Coordinator {
         self.lose_without_memory(server);
     }
 
-    /// Begins the wait for the successor of a server, for all jobs that are there now: also of one that was already
-    /// ended when the coordinator was restarted.
+    /// Begins the wait for the successor of a server, for all jobs that are there now. Also used for a server
+    /// that had ended before the coordinator was restarted.
     pub(super) fn await_again(&mut self, end: ServerEnd) {
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
         let latest = self.now.saturating_add(RESUME_TIMEOUT);
@@ -97,7 +99,8 @@ impl Coordinator {
         })
     }
 
-    /// Begins the wait for a successor again after the connection of one that had not joined has ended.
+    /// Begins the wait for a successor again after the connection of one that had not joined has ended: for
+    /// `SUCCESSOR_TIMEOUT`, at most until `Absent::latest`. Does nothing if no successor is awaited.
     pub(super) fn await_next_successor(&mut self, number: ServerId) {
         let until = self.now.saturating_add(SUCCESSOR_TIMEOUT);
         if let Some(absent) = self.absent.get_mut(&number) {
@@ -167,8 +170,9 @@ impl Coordinator {
         }
     }
 
-    /// Handles a holder's report of how its server ended. `restarts` states whether a successor will start;
-    /// if not, all jobs fail.
+    /// Handles a holder's report of how its server ended. `restarts` states whether a successor will start; if
+    /// not, all jobs fail. Ends the server's connection in the state machine if it is still open. Ignores a
+    /// report about another process than the one that ended last.
     pub(super) fn server_ended(&mut self, end: ServerEnd, restarts: bool) -> CoordinatorAnswer {
         let number = end.server;
         let server = self.servers.get(&number);
@@ -197,8 +201,8 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// Fails all jobs if a successor has not connected or joined within its time limit. Ends all waits once the cluster
-    /// stops.
+    /// Fails all jobs, and ends all waits for successors, if one has not connected or joined within its time
+    /// limit. Also ends all waits once the cluster stops.
     pub(super) fn expire_successors(&mut self) {
         if self.phase != Phase::Running {
             if !self.absent.is_empty() {
@@ -224,8 +228,9 @@ impl Coordinator {
         self.fail_all(&refusal);
     }
 
-    /// Follows up the join of server `number`, process `successor`. If it replaces an ended server, each job resumes
-    /// with the kept tables `kept`, begins again from nothing, or fails. Does nothing for other servers.
+    /// Follows up the join of server `number`, process `successor`. If it replaces an ended server, each job
+    /// resumes with the kept tables `kept` (`None`: the successor has no memory), begins again from nothing, or
+    /// fails. Does nothing for other servers.
     pub(super) fn successor_joined(
         &mut self,
         number: ServerId,
@@ -301,7 +306,7 @@ impl Coordinator {
     }
 
     /// Orders a successor that has its predecessor's memory to adopt (serve again) the tables of a job, and to
-    /// complete those that it was creating or releasing.
+    /// create those that it had yet to create. The caller repeats orders to release tables.
     fn resume_with_memory(&mut self, namespace: &str, number: ServerId, restart: ServerRestart) {
         let of_job = self.tables.iter().filter(|(_, t)| t.namespace == namespace);
         let mut orders = Vec::new();
@@ -406,8 +411,9 @@ impl Coordinator {
         }
     }
 
-    /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is not
-    /// beginning again now, and all its tables have warm durability (their memory outlives the server's process).
+    /// Whether a job can continue with the kept memory of a restarted server: its kind may begin again, it is
+    /// not beginning again now, and all its tables that are not being released have warm durability (their
+    /// memory outlives the server's process).
     pub(super) fn can_resume(&self, namespace: &str) -> bool {
         let tables = self.tables.values().filter(|t| t.namespace == namespace);
         let mut kept = tables.filter(|t| !matches!(t.stage, Stage::Releasing(_)));
@@ -522,9 +528,9 @@ impl Coordinator {
         self.joined(rank, namespace, expected.unwrap_or(self.config.workers))
     }
 
-    /// Parks a request (keeps it for later) while its job waits for a successor or begins again, and returns `true`.
-    /// Returns `false` if the request is to be carried out. Refused if the client has not rejoined, or has too many
-    /// parked requests.
+    /// Parks a request (keeps it for later) while its job waits for a successor or begins again, and returns
+    /// `true`. Returns `false` if the request is to be carried out. Refused if the client has not rejoined
+    /// since its job began again. Requests with which a client leaves are never parked.
     pub(super) fn waits_for_restart(
         &mut self,
         asker: Asker,

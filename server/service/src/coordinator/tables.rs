@@ -20,7 +20,7 @@ use tidewater_journal::Outcome;
 pub(super) enum Stage {
     /// Creation waits until all servers have joined.
     Waiting,
-    /// Servers are creating their shares.
+    /// Servers are creating their shares: those in `missing` have not answered, those in `made` have succeeded.
     Making {
         missing: BTreeSet<ServerId>,
         made: Vec<ServerId>,
@@ -40,7 +40,7 @@ pub(super) struct TableEntry {
     pub(super) namespace: String,
     pub(super) info: TableInfo,
     pub(super) stage: Stage,
-    /// Requests that are answered at the end of this stage.
+    /// Requests that are answered when the table is ready or dropped, or is released.
     pub(super) askers: Vec<Asker>,
     /// Number of the load operation that creates it, if one does.
     pub(super) load: Option<u64>,
@@ -73,8 +73,10 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Durability of a table that a call of the client creates by itself: that of the existing one; warm where all other
-    /// tables of the job are and all servers have holders. Otherwise it would end what the other tables promise.
+    /// Durability of a library table, which a call of the client creates by itself: that of the existing table
+    /// of its name, if any. Else warm if all other tables of the job are warm (library tables do not count) and
+    /// all connected servers have holders that can restart them: a cold table would end what warm ones promise.
+    /// Else that of `spec`.
     fn durability_beside(&self, namespace: &str, spec: &TableSpec) -> Durability {
         if let Some(id) = self.table_named(namespace, &spec.name)
             && let Some(table) = self.tables.get(&id)
@@ -140,8 +142,8 @@ impl Coordinator {
     }
 
     /// Adds a table to the catalogue, without creating it on the servers. `load` is the load operation that
-    /// creates it, if any. Refused beyond `TABLES_MAX` per job, and with a partition on a server that this cluster
-    /// does not have.
+    /// creates it, if any. Returns its number. Refused without such a job, beyond `TABLES_MAX` per job, and
+    /// with a partition on a server that this cluster does not have.
     pub(super) fn add_table(
         &mut self,
         namespace: &str,
@@ -191,8 +193,9 @@ impl Coordinator {
         }
     }
 
-    /// Assigns a table's partitions to appliers and orders every server to create its share. Drops a table with a
-    /// partition on a server that this cluster does not have, and refuses the requests that wait for it.
+    /// Chooses the number of a table's partitions if it is automatic, assigns them to appliers, and orders
+    /// every server to create its share. Drops a table with a partition on a server that this cluster does not
+    /// have, and refuses the requests that wait for it.
     pub(super) fn make_table(&mut self, id: TableId) {
         let (appliers, servers) = (self.appliers(), self.joined_servers());
         let Some(table) = self.tables.get_mut(&id) else {
@@ -359,8 +362,9 @@ impl Coordinator {
         self.jobs.get(namespace)?.tables.get(name).copied()
     }
 
-    /// Returns the table if it is ready; else queues the request, to be answered then, and returns `None`. Refused if
-    /// `spec` differs from the table's definition.
+    /// Returns the table if it is ready; else queues the request, to be answered then, and returns `None`.
+    /// Refused if `spec` differs from the table's definition. An automatic number of partitions that is not
+    /// chosen yet becomes that of `spec`.
     fn table_when_ready(
         &mut self,
         asker: Asker,

@@ -39,6 +39,7 @@ struct Finishing {
     thread: u32,
     /// Incarnation of the worker's process.
     process: Incarnation,
+    /// Servers that have not confirmed the pushes.
     missing: BTreeSet<ServerId>,
 }
 
@@ -204,8 +205,8 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Key of a worker in its job's task queues: its rank, so that it stays the same when the worker returns to a
-    /// restarted coordinator. A rank's tasks are taken back before another process takes the rank.
+    /// Key of a connected worker in its job's task queues: its rank, so that it stays the same when the worker
+    /// returns to a restarted coordinator. A rank's tasks are taken back before another process takes the rank.
     fn worker_key(&self, peer: PeerId) -> WorkerKey {
         let rank = self.peers.get(&peer).map(|peer| peer.rank);
         rank.map_or(WorkerKey::MAX, WorkerKey::from)
@@ -293,15 +294,15 @@ impl Coordinator {
         self.tasks.due = due;
     }
 
-    /// Answers waiting task requests if the earliest such time has passed.
+    /// Serves the waiting task requests once the earliest time has passed at which one may have to be answered.
     pub(super) fn expire_tasks(&mut self) {
         if self.tasks.due.is_some_and(|due| due <= self.now) {
             self.serve_waiting_tasks();
         }
     }
 
-    /// Gives tasks to waiting requests in their order, and answers those with passed deadlines that no task
-    /// is available.
+    /// Gives tasks to waiting requests in their order. Answers the others if their queue is over, or their
+    /// deadline has passed (no task is available); the rest wait on.
     fn serve_waiting_tasks(&mut self) {
         if self.tasks.waiting.is_empty() {
             return;
@@ -433,8 +434,8 @@ impl Coordinator {
         self.order(server, Purpose::Task(delivery), order);
     }
 
-    /// Orders a returned server to apply the tasks that were finished before the coordinator's restart. The
-    /// server ignores those that it has applied.
+    /// Orders a returned server to apply all finished tasks that not every server has confirmed, also those of
+    /// before the coordinator's restart. The server ignores those that it has applied.
     pub(super) fn repeat_finished_tasks(&mut self, server: ServerId) {
         if mutants::on(Mutant::FinishedTaskForgotten) {
             return;
@@ -465,8 +466,8 @@ impl Coordinator {
         }
     }
 
-    /// Takes back the tasks of a worker after its connection has ended, and removes its waiting requests.
-    /// `is_lost`: it did not leave in order.
+    /// Takes back the tasks of a worker that ends or has lost its connection `id`, and removes its waiting
+    /// requests. `is_lost`: the worker did not leave in order.
     pub(super) fn release_tasks(
         &mut self,
         id: PeerId,
@@ -485,8 +486,8 @@ impl Coordinator {
         }
     }
 
-    /// Takes back the tasks of the worker with this rank, so that others get them. `is_lost`: it did not
-    /// leave in order.
+    /// Takes back the tasks of the worker with this rank, so that others get them. `is_lost`: the worker did
+    /// not leave in order.
     pub(super) fn take_back_tasks(&mut self, rank: WorkerId, namespace: &str, is_lost: bool) {
         if mutants::on(Mutant::LostTaskKept) {
             return;

@@ -61,7 +61,7 @@ pub trait Orders {
         delivery: u64,
     ) -> Result<(), Refusal>;
 
-    /// Ends the sessions of a lost worker. Returns the highest clock of each of its threads.
+    /// Ends the sessions of a lost worker. Returns the highest clock of each of its threads in each domain.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -100,7 +100,8 @@ pub trait Orders {
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     ) -> Result<(), Refusal>;
 
-    /// Ends a job's sessions and clocks; the next job of that name starts with new clocks.
+    /// Ends a job's sessions and clocks; the next job of that name starts with new clocks. Changes nothing
+    /// while the job has tables.
     ///
     /// # Errors
     /// The refusal that the coordinator gets.
@@ -227,7 +228,9 @@ impl Enlisted {
     }
 
     /// Lets a job's held (stopped) clocks advance, with the new member `admitted` if there is one; or adds a
-    /// scheduled stay (join-to-leave interval). Skips orders that a restarted coordinator repeats.
+    /// scheduled stay (join-to-leave interval). First removes an earlier member of the rank if the clocks were
+    /// held. Skips orders that a restarted coordinator repeats, and does nothing without a hold, an adopted
+    /// table or a new member.
     fn admit(
         &mut self,
         node: &dyn Orders,

@@ -35,8 +35,8 @@ pub(super) struct ReturnAddress {
 }
 
 impl Agent {
-    /// Connects again, before the server has joined, to a coordinator that is restarting; blocks until
-    /// `limit`. An older start of the coordinator is an error.
+    /// Connects again, before the server has joined, to a coordinator that is restarting; blocks until it is
+    /// connected, at most until `limit`. An older start of the coordinator is an error.
     pub(super) fn dial_again(&mut self, limit: Deadline) -> Result<(), AgentError> {
         tracing::warn!(
             coordinator = self.address,

@@ -146,14 +146,15 @@ impl Catalogue {
         }
     }
 
-    /// Gives the job of a namespace the number that it had before the server's restart. `false` if the job already
-    /// has another number, or there are too many jobs.
+    /// Opens the job of a namespace, with the number that it had before the server's restart if exactly one
+    /// kept number has the hash of its name. Returns whether the job has number `id`; `false` also if there are
+    /// too many jobs.
     pub(super) fn adopt_job(&mut self, namespace: &str, id: NamespaceId) -> bool {
         self.open_job(namespace).is_ok_and(|job| job.id == id)
     }
 
-    /// Removes a job that has no tables. Returns its number, also if only the previous server process knew the
-    /// job; `None` if the job still has tables or is not known.
+    /// Removes a job that has no tables, and the entries of its released tables. Returns its number, also if
+    /// only the previous server process knew the job; `None` if the job still has tables or is not known.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         if self.entries.values().any(of_job) {

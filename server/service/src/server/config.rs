@@ -92,7 +92,7 @@ pub struct ServerConfig {
     pub incarnation: Incarnation,
     /// The server's number, from 0.
     pub server: ServerId,
-    /// Number of workers; ranks `0..workers` are members of every clock domain from the start.
+    /// Number of workers, 0 if unknown; ranks `0..workers` are members of every clock domain from the start.
     pub workers: u32,
     /// Namespaces of the clients that the server admits.
     pub namespaces: Namespaces,
@@ -112,7 +112,7 @@ pub struct ServerConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// Settings of its queue pairs.
+    /// Settings of the server's queue pairs.
     pub fabric: FabricSettings,
     /// Whether clients count their pushes to each applier in a word of server memory, so that programs can
     /// measure the staleness of pulled rows.

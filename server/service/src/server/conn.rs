@@ -25,7 +25,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// Local address to which the peer has connected; `None` over the unix socket.
+    /// Local address to which the peer has connected; `None` over the unix socket or if the system call fails.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(s) => s.local_addr().ok().map(|at| at.ip().to_canonical()),

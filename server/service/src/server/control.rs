@@ -45,7 +45,8 @@ use tidewater_engine::namespace::NamespaceId;
 const TURN_BYTES: usize = 16 << 10;
 /// Maximum number of connections accepted before others are served.
 const TURN_ACCEPTS: usize = 64;
-/// Pause in accepting connections after file descriptors ran out.
+/// Pause in accepting connections after a failed accept, if the oldest unauthenticated connection cannot be
+/// closed instead.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest sleep of the event loop.
 const IDLE: Duration = Duration::from_secs(60);
@@ -69,7 +70,7 @@ pub(super) enum ControlCommand {
     /// End the sessions of a worker's rank; answered when the appliers have been sent their commands, with a channel for
     /// each ring that they drop.
     EndRank(NamespaceId, WorkerId, Sender<Vec<Receiver<()>>>),
-    /// Stop the control thread, and with it the server.
+    /// Stop the control thread; the owner of the `Server` then stops the appliers.
     Stop,
     /// Send the number of connections and the list of sessions, for operators.
     Sessions(Sender<(u64, Vec<(SessionId, SessionStatus)>)>),
@@ -394,8 +395,8 @@ impl Control {
         }
     }
 
-    /// Sends the answer to request `request` of connection `id` that was not answered at once. Does nothing if the
-    /// connection has ended.
+    /// Sends the answer to request `request` of connection `id` that was not answered at once. Does nothing if
+    /// the connection has ended; closes it after an error.
     pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: Answer) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -533,6 +534,7 @@ impl Control {
 /// Outcome of reading from a connection once.
 #[derive(Debug)]
 enum Turn {
+    /// The connection stays with the control thread.
     Go,
     /// The connection belongs to a lane of this session.
     Lane(SessionId, ApplierId),

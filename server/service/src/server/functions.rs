@@ -11,14 +11,15 @@ use super::{ServerError, ServerHandle};
 use tidewater_engine::store::StoreError;
 
 impl ServerHandle {
-    /// Loads a function from a module on all appliers, for one job; blocks until they have it. The name keeps
-    /// this module until the job ends: loading the same module again changes nothing, another one is refused.
-    /// Cost: the module is compiled on the calling thread.
+    /// Loads a function from a module on all appliers, for one job; blocks until they have it. Opens the job if
+    /// it is new. The name keeps this module until the job ends: loading the same module again changes nothing,
+    /// another one is refused. Cost: the module is compiled on the calling thread.
     ///
     /// # Errors
     /// [`ServerError::Function`] where the server loads no functions, the name is taken, or the module is
-    /// refused, or the job ends meanwhile; [`ServerError::Store`] for a function too many. No applier has it
-    /// then.
+    /// refused, or the job ends meanwhile; [`ServerError::Store`] for a function or job too many. No applier
+    /// has it then. [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and others may have
+    /// it.
     pub fn load_function(
         &self,
         namespace: &str,

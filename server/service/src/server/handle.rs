@@ -155,9 +155,10 @@ impl ServerHandle {
         }
     }
 
-    /// Creates this server's share of a table; blocks until clients can describe, pull and push it. Calling
-    /// it again with the same table changes nothing. Cost: dense tables are written completely, by one thread
-    /// for each applier.
+    /// Creates this server's share of a table; blocks until clients can describe, pull and push it. Calling it
+    /// again with the same table changes nothing. Frees a table of this number that the previous process's
+    /// memory holds and that is not adopted. Cost: dense tables are written completely, by one thread for each
+    /// applier.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left of the table then.
@@ -378,8 +379,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Ends the sessions of a lost worker, so that none of its frames arrives later. Blocks; returns the highest
-    /// clock of each of its threads in each domain, over all appliers.
+    /// Ends the sessions of a lost worker, so that none of its frames arrives later. Blocks; returns the
+    /// highest clock of each of its threads in each domain, over all appliers, sorted by thread and domain.
     ///
     /// # Errors
     /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
@@ -476,8 +477,9 @@ impl ServerHandle {
         Ok(furthest_of(clocks))
     }
 
-    /// Lets the clocks of a job, which `Self::hold_clocks` has stopped, advance; blocks until all appliers have.
-    /// `admitted` is a new member with its first clocks, if any; sessions of an earlier worker of its rank end.
+    /// Lets the clocks of a job, which `Self::hold_clocks` has stopped, advance; blocks until all appliers
+    /// have. `admitted` is a new member with its first clocks, if any; sessions of an earlier worker of its
+    /// rank end if the member begins now at all appliers.
     ///
     /// # Errors
     /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
@@ -506,7 +508,7 @@ impl ServerHandle {
     }
 
     /// Ends a job that is over: its sessions and clocks end, and the next job of that name starts with new
-    /// clocks. Changes nothing while the job has tables.
+    /// clocks. Changes nothing while the job has tables, or if the server does not know the job.
     ///
     /// # Errors
     /// [`ServerError::Gone`] or [`ServerError::Failed`]: an applier has ended, and the server ends.
@@ -560,8 +562,8 @@ impl ServerHandle {
         rx.recv().ok()
     }
 
-    /// Shuts the server down: closes connections and stops the appliers. Does not block;
-    /// [`super::Server::join`] does.
+    /// Ends the control thread, which closes the control connections. The appliers are stopped by
+    /// [`super::Server::join`] or the drop of the server. Does not block.
     pub fn shutdown(&self) {
         self.command(ControlCommand::Stop);
     }
@@ -581,8 +583,8 @@ pub(super) fn owned(info: &TableInfo, server: ServerId, applier: u16) -> Vec<u32
     own.map(|(partition, _)| partition).collect()
 }
 
-/// Runs `f` for each applier number on a new thread; blocks until all have ended. Returns the results in order of the
-/// numbers. An error or panic of one does not stop the others.
+/// Runs `f` for each applier number on a new thread; blocks until all have ended. Returns the results in order
+/// of the numbers. An error or panic of one does not stop the others; a panic becomes an error.
 pub(super) fn in_parallel<T: Send>(
     appliers: u16,
     f: impl Fn(u16) -> Result<T, ServerError> + Sync,
@@ -613,7 +615,7 @@ pub(super) enum Counts {
     Nics = 1,
 }
 
-/// Location of the word in which clients count their pushes to an applier; its length is 0 if clients do not
+/// Location of the word in which clients count their pushes to an applier; `len` is 0 bytes if clients do not
 /// count.
 pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
     let line = applier as u64 * LINE_BYTES as u64;

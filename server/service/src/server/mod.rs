@@ -81,8 +81,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server without tables; the server accepts connections when this returns. Cost: reserves address
-    /// space, and starts one thread for each applier, a control thread and a thread that preallocates extents.
+    /// Starts a server without tables in use; the server accepts connections when this returns. Cost: reserves
+    /// address space, and starts one thread for each applier, a control thread and a thread that preallocates
+    /// extents.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -149,7 +150,8 @@ impl Server {
         self.handle.clone()
     }
 
-    /// Blocks until [`ServerHandle::shutdown`] is called and every thread has ended.
+    /// Blocks until [`ServerHandle::shutdown`] is called, then stops the appliers and blocks until every thread
+    /// has ended.
     pub fn join(mut self) {
         self.wait();
     }
@@ -168,7 +170,8 @@ impl Server {
 /// Reserves memory for a server with this configuration, which a holder then keeps across restarts.
 ///
 /// # Errors
-/// [`ServerError`] when the kernel refuses, or has not the pages that were asked for.
+/// [`ServerError`] when the kernel refuses, or has not the pages that were asked for, or the configured network
+/// device does not exist.
 pub fn reserve(config: &ServerConfig) -> Result<HeldMemory, ServerError> {
     let topology = Topology::read();
     let placement = threads::place(config, &topology)?;

@@ -22,7 +22,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl ServerHandle {
     /// Reports the server's memory, connections, sessions, appliers and clocks. Blocks up to two seconds for
-    /// appliers in a long step; later ones are marked as not answered. Cost: one command to each applier.
+    /// appliers in a long step; later ones are marked as not answered. Without an answer of the control thread
+    /// the report has no connections and sessions. Cost: one command to each applier.
     pub fn report(&self) -> ServerStatus {
         let deadline = Deadline::after(REPORT_TIMEOUT);
         let (tx, sessions) = bounded(1);
@@ -62,8 +63,8 @@ impl ServerHandle {
         }
     }
 
-    /// Lowest clock of each worker thread over all appliers, the slowest first, at most `STATUS_ROWS_MAX`,
-    /// and the number left out. Threads that an applier has removed are skipped.
+    /// Lowest clock of each worker thread over the appliers that have answered, the slowest first, at most
+    /// `STATUS_ROWS_MAX`, and the number left out. Threads that such an applier has removed are skipped.
     fn clocks_of(&self, reports: &[Option<ApplierReport>]) -> (Vec<ClockStatus>, u64) {
         let answered: Vec<&ApplierReport> = reports.iter().flatten().collect();
         let mut least: BTreeMap<(NamespaceId, DomainId, WorkerThread), (usize, u64)> =
@@ -115,8 +116,9 @@ fn applier_row((applier, report): (ApplierId, &Option<ApplierReport>)) -> Applie
     }
 }
 
-/// Rows of the sessions, each with the number of its frames that appliers have refused. At most `STATUS_ROWS_MAX`
-/// rows; also returns the number of sessions left out.
+/// Rows of the sessions, each with the number of its frames that appliers have refused. At most
+/// `STATUS_ROWS_MAX` rows, sorted by namespace, worker and thread; also returns the number of sessions left
+/// out.
 fn session_rows(
     sessions: Vec<(SessionId, SessionStatus)>,
     reports: &[Option<ApplierReport>],

@@ -260,8 +260,8 @@ impl Control {
         }
     }
 
-    /// Answers with the clocks of a domain. A thread's clock is the lowest over all appliers; threads that an
-    /// applier has removed are left out.
+    /// Answers with the clocks of a domain. A thread's clock is the lowest over all appliers, its step time
+    /// (us) the longest; threads that an applier has removed are left out.
     fn clocks(&self, conn: &Conn, domain: DomainId) -> Answered {
         let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
         let job = self.shared.catalogue().job(name);

@@ -74,7 +74,7 @@ struct Presence {
 
 impl Presence {
     /// Gives the session the control connection `owner`. Returns the connection that this replaces; `None` if
-    /// there was none or it is the same.
+    /// there was none or it was `owner`.
     fn resume(&mut self, owner: ConnId) -> Option<ConnId> {
         let before = self.owner.replace(owner);
         before.filter(|&before| before != owner)
@@ -255,7 +255,8 @@ impl Sessions {
     }
 
     /// Makes room for a new session: refuses a client thread that already has a connected session, or a session
-    /// beyond the limits. Ends an earlier session of the thread that has lost its connection.
+    /// beyond the limits. Ends an earlier session of the thread that has lost its connection. Opens the job if
+    /// it is new. Also refuses a rank that does not fit the peer's role.
     fn make_room(&mut self, hello: &Hello, thread: WorkerThread) -> Result<(), Refusal> {
         if hello.rank == RANK_ANY {
             return Err(bad(
@@ -291,9 +292,9 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the number of a session's job, which it opens if need be. The job's number of workers comes from the
-    /// configuration, or in a service from the first session that reports it. Refused if `workers` is another number,
-    /// not 0.
+    /// Returns the number of a session's job, which it opens if need be. The job's number of workers comes from
+    /// the configuration, or in a service from the first session that reports it. Refused if `workers` is
+    /// neither 0 nor that number.
     fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
         let mut catalogue = self.shared.catalogue();
         let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;
@@ -317,9 +318,9 @@ impl Sessions {
         Ok(job.id)
     }
 
-    /// Gives session `id` to the new control connection `owner`. Returns its earlier connection, if that has not
-    /// ended, for the caller to close. Refused if the session is not of this worker, or was made over the other kind
-    /// of socket.
+    /// Gives session `id` to the new control connection `owner`. Returns its earlier connection, if that has
+    /// not ended, for the caller to close. Refused if the session is not of this worker. A shared memory
+    /// session is resumed over the unix socket only, another one over TCP only.
     pub(super) fn resume(
         &mut self,
         owner: ConnId,

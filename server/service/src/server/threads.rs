@@ -260,14 +260,15 @@ pub(super) fn check_busy_poll(
     Ok(())
 }
 
-/// IP address at which clients reach the server: the advertised one, or the one listened on; `None` if
-/// neither is known.
+/// IP address at which clients reach the server: the advertised one, or the one listened on if none is
+/// advertised or it is a host name; `None` if neither is known.
 fn listens(config: &ServerConfig) -> Option<IpAddr> {
     let advertised = config.advertise.as_ref().and_then(|host| host.parse().ok());
     advertised.or_else(|| config.tcp.map(|address| address.ip()))
 }
 
-/// Time for which an idle applier spins before it parks; zero if threads outnumber the cores.
+/// Time for which an idle applier spins before it parks: `SPIN`, a quarter of it if no core is spare, zero if
+/// threads outnumber the cores.
 fn spin(room: Room) -> Duration {
     match room {
         Room::Ample => SPIN,

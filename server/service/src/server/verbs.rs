@@ -355,8 +355,8 @@ fn select(
 }
 
 impl VerbsSession {
-    /// Whether the session's device has failed since its memory was registered; `false` while that is not done or if
-    /// it failed.
+    /// Whether the session's device has failed since its memory was registered; `false` while the registration
+    /// runs or if the registration failed.
     pub(super) fn device_has_failed(&self) -> bool {
         let domain = self.domain.domain();
         domain.is_ok_and(|domain| domain.open_port().device().has_failed())
@@ -378,7 +378,7 @@ impl VerbsSession {
     }
 
     /// Returns a closure that makes the server's ends of the offered lanes; it may run on any thread. `peer`
-    /// names the client in errors.
+    /// names the client in errors. Refused if an offer names an unknown applier.
     pub(super) fn accept(&self, offers: Vec<VerbsConnect>, peer: &str) -> Result<Make, Refusal> {
         let mut lanes = Vec::with_capacity(offers.len());
         for offer in offers {

@@ -71,8 +71,8 @@ impl Sessions {
         Ok(memory)
     }
 
-    /// Makes the ring of lane `a`, in shared memory with its lane if `memory` is given, else in private
-    /// memory.
+    /// Makes the ring of lane `a`, in shared memory with its lane if `memory` is given, else in private memory.
+    /// Adds its status record, and for verbs its memory, to `session`.
     fn ring(
         &self,
         a: usize,
@@ -144,8 +144,9 @@ impl Sessions {
     }
 
     /// Begins the recovery of a lane (connecting a broken one again): orders its applier to end it and to call
-    /// `reply` with the ring's position, or with `None` if the applier lacks the session. May be repeated. Does not
-    /// wait for the applier. Refused if the session or the applier is unknown, or the applier has ended.
+    /// `reply` with the ring's position, or with `None` if the applier lacks the session. The lane's grant ends
+    /// at once. May be repeated. Does not wait for the applier. Refused if the session or the applier is
+    /// unknown, or the applier has ended.
     pub(in crate::server) fn begin_recovery(
         &mut self,
         id: SessionId,
@@ -229,7 +230,8 @@ impl Sessions {
         }
     }
 
-    /// Hands the checked connection of a TCP lane to its applier. Does nothing if the session has ended.
+    /// Hands the checked connection of a TCP lane to its applier, and uses the granted nonce up. Does nothing
+    /// if the session has ended or the applier is unknown.
     pub(in crate::server) fn connect_lane(
         &mut self,
         id: SessionId,
@@ -252,9 +254,10 @@ impl Sessions {
         Ok(())
     }
 
-    /// Reserves the verbs lanes of a session that the client offers to connect, for one request. Until
-    /// [`Self::connected`] or `Self::not_connected` other requests for them are refused. Refused if a nonce is not
-    /// the granted one.
+    /// Reserves the verbs lanes of a session that the client offers to connect, for one request. First opens a
+    /// failed device again. Until [`Self::connected`] or `Self::not_connected` other requests for them are
+    /// refused. Refused if a nonce is not the granted one, the applier is unknown or the session has no verbs
+    /// lanes.
     pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
