@@ -18,7 +18,7 @@ use crate::table::Element;
 /// transports, and for other clients, it is ordinary memory.
 ///
 /// It has no lifetime rules: it can be dropped, sent to another thread, forgotten, and outlive its
-/// client. Its pages stay pinned as long as it exists.
+/// client. Pages that a NIC has registered stay pinned as long as the buffer exists.
 ///
 /// [`Client::buffer`]: crate::Client::buffer
 ///
@@ -73,9 +73,9 @@ impl<T: Element> fmt::Debug for RegisteredBuffer<T> {
 pub(crate) struct Buffers(Arc<()>);
 
 impl Buffers {
-    /// Allocates a buffer of `len` zero elements and registers it with the NIC of every server link. Fails with
-    /// `ClientError::Memory` if it exceeds `BUFFER_BYTES_MAX` bytes, if `BUFFERS_MAX` buffers are alive, or if a NIC
-    /// refuses.
+    /// Allocates a buffer of `len` zero elements and registers it with the NIC of every link over verbs. Fails
+    /// with `ClientError::Memory` if the buffer exceeds `BUFFER_BYTES_MAX` bytes, if `BUFFERS_MAX` buffers are
+    /// alive, if the system has no memory, or if a NIC refuses.
     pub(crate) fn make<T: Element>(
         &self,
         lanes: &mut Lanes,

@@ -87,16 +87,16 @@ pub(crate) struct WorkerClock {
     sync: [SyncMode; DOMAINS_MAX],
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
-    /// The CLOCK frame built in the ring of every lane, by domain. It is above `clocks` after a tick
-    /// with unsent frames: the next call sends the rest and builds none.
+    /// Clock in the last CLOCK frame that is built in the ring of every lane, by domain. It is above `clocks`
+    /// after a tick with unsent frames: the next call sends the rest and builds none.
     built: [u64; DOMAINS_MAX],
     /// Whether the frame that leaves every domain is built in the ring of every lane.
     finished: bool,
-    /// Minimum seen of each domain; a wait for no more than this needs no poll.
+    /// Minimum clock of all workers seen last, by domain; a wait for no more than this needs no poll.
     seen: [u64; DOMAINS_MAX],
-    /// Frames of the last tick. The next tick finds a refusal of one of them.
+    /// CLOCK frames built last (tick, join or leave). The next tick finds a refusal of one of them.
     sent: Ticket,
-    /// Ticks after which this worker ends by its job's schedule.
+    /// Ticks after which this worker ends by its job's schedule, by domain; `u64::MAX` without a schedule.
     ends: [u64; DOMAINS_MAX],
 }
 
@@ -114,8 +114,8 @@ impl WorkerClock {
         }
     }
 
-    /// Clocks for a further thread (sibling) of this worker. It starts at the same ticks, modes and deadline as this
-    /// thread.
+    /// Clocks for a further thread (sibling) of this worker, with the ticks, scheduled ends, modes and deadline
+    /// of this thread.
     pub(crate) fn of_sibling(&self) -> Self {
         let mut new = Self::new(SyncMode::Asp);
         (new.sync, new.ends) = (self.sync, self.ends);
@@ -124,14 +124,16 @@ impl WorkerClock {
         new
     }
 
-    /// Clocks for a job that begins again after a restart: all ticks are 0, modes and deadline stay.
+    /// Clocks for a job that begins again after a restart: all ticks are 0, and no end is scheduled. Modes and
+    /// deadline stay.
     pub(crate) fn begun_again(&self) -> Self {
         let mut new = Self::new(SyncMode::Asp);
         (new.sync, new.deadline) = (self.sync, self.deadline);
         new
     }
 
-    /// Sets the start clocks of a worker that joins a running job. Domains that `clocks` does not list stay at 0.
+    /// Sets the start clocks of a worker that joins a running job. Domains that `clocks` does not list keep
+    /// theirs.
     pub(crate) fn begin_at(&mut self, clocks: &[DomainClock]) {
         for at in clocks {
             let domain = usize::from(at.domain.0);
@@ -226,9 +228,9 @@ impl WorkerClock {
         self.sync(domain).staleness().is_some()
     }
 
-    /// Gate before a read: sends the push frames that lanes hold for a batch, then blocks until every worker has
-    /// ended the iterations that the bound of BSP or SSP demands (own clock less staleness). Under ASP it does not
-    /// wait.
+    /// Gate before a read: checks the control connections if that is due, and sends the push frames that lanes
+    /// hold for a batch. Then blocks until every worker has ended the iterations that the bound of BSP or SSP
+    /// demands (own clock less staleness). Under ASP it waits for no worker.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.keep_alive()?;
@@ -242,8 +244,8 @@ impl WorkerClock {
         }
     }
 
-    /// Ticks that every worker must have completed before this one may read. `None` if there is no bound, or if the
-    /// last minimum seen already reaches it.
+    /// Ticks that every worker must have completed before this one may read or tick. `None` if there is no
+    /// bound, or if the last minimum seen already reaches that number.
     #[inline]
     fn awaited(&self, domain: DomainId) -> Option<u64> {
         let need = self
@@ -265,9 +267,9 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Blocks until the servers have acknowledged every frame on every lane; only then is it known whether the
-    /// iteration is complete. `thread` is the caller's. A deadline error names the workers with an earlier turn,
-    /// which servers apply first.
+    /// Sends all built frames, and blocks until the servers have acknowledged every frame on every lane; only
+    /// then is it known whether the iteration is complete. A refused frame is no error here. `thread` is the
+    /// caller's. A deadline error names the workers with an earlier turn: servers apply their pushes first.
     pub(crate) fn await_answers(
         &self,
         lanes: &mut Lanes,
@@ -317,9 +319,10 @@ impl WorkerClock {
         ClientError::Deadline { op, missing }
     }
 
-    /// Ends an iteration: waits as BSP or SSP demands, then sends a CLOCK frame through the ring of every lane. The
-    /// wait comes first, so that a deadline leaves the clock unchanged. A call after an error continues where the
-    /// last one stopped.
+    /// Ends an iteration: waits as BSP or SSP demands, then sends a CLOCK frame through the ring of every lane.
+    /// The wait comes first, so that a deadline leaves the clock unchanged. A call after an error continues
+    /// where the last one stopped. Fails also if a server refused a CLOCK frame of the tick before, or, at the
+    /// first tick of a bounded domain, if `thread` is no member of the domain.
     pub(crate) fn tick(
         &mut self,
         lanes: &mut Lanes,
@@ -348,7 +351,7 @@ impl WorkerClock {
     }
 
     /// Registers this thread (a sibling) with the appliers: sends a `CLOCK_JOIN` frame on every lane and blocks
-    /// until every applier has accepted it.
+    /// until every applier has accepted it. Fails with `ClientError::Protocol` if one refuses.
     pub(crate) fn join(
         &mut self,
         lanes: &mut Lanes,
@@ -376,8 +379,8 @@ impl WorkerClock {
         lanes.send_all(deadline)
     }
 
-    /// Fails with `ClientError::Protocol` if a server has refused a CLOCK frame of the last tick. Does not wait: as
-    /// long as one of the frames is unanswered, it succeeds.
+    /// Fails with `ClientError::Protocol` if a server has refused one of the CLOCK frames built last. Does not
+    /// wait: as long as one of them is unanswered, it succeeds.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
             Some(Err(LaneRefusal { lane, refused })) => Err(ClientError::Protocol {
@@ -389,9 +392,9 @@ impl WorkerClock {
     }
 }
 
-/// Builds one CLOCK frame in the ring of every lane, or in none: it first waits for room in all rings. The frame
-/// therefore stands between the same pushes on every lane, whatever fails later. Returns the ticket of the frames;
-/// it sends nothing.
+/// Builds one CLOCK frame in the ring of every lane, or in none: it first waits for room in all rings, and sends
+/// built frames to make room. The frame therefore stands between the same pushes on every lane, whatever fails
+/// later. Returns the ticket of the CLOCK frames, which are not sent.
 fn build_clock(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -420,9 +423,9 @@ fn build_clock(
     Ok(sent)
 }
 
-/// Blocks until the minimum clock at every applier is at least `need`, and returns the least of these minima. Logs
-/// the workers that are behind every minute. Recovery of a broken lane may take the whole remaining time of the
-/// wait.
+/// Blocks until the minimum clock at every applier is at least `need`, and returns the least of these minima.
+/// Once a minute it logs the workers that are behind; a deadline error names them too. Recovery of a broken lane
+/// may take the whole remaining time of the wait.
 fn wait_min(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -450,9 +453,10 @@ fn wait_min(
     }
 }
 
-/// Blocks until version `need` of a table is complete at every applier; returns the newest complete version. The
-/// version of a table is the minimum clock of its domain. An applier announces a minimum after all tables of the
-/// domain have applied the pushes before it, so a later read finds them.
+/// Blocks until version `need` of the table named `table` is complete at every applier; returns the newest
+/// complete version. The version of a table is the minimum clock of its clock domain, `domain`. An applier
+/// announces a minimum after all tables of the domain have applied the pushes before it, so a later read finds
+/// them.
 pub(crate) fn wait_version(
     lanes: &mut Lanes,
     op: &'static str,
@@ -484,8 +488,8 @@ pub(crate) fn wait_version(
     }
 }
 
-/// Asks every server whether this thread is a member of a clock domain. Fails with `ClientError::Environment` if one
-/// does not list it: its ticks would be refused there, and it would wait for no worker.
+/// Asks every server whether this thread is a member of a clock domain. Fails with `ClientError::Environment` if
+/// a server does not list the thread: its ticks would be refused there, and it would wait for no worker.
 pub(crate) fn check_member(
     lanes: &mut Lanes,
     domain: DomainId,

@@ -130,7 +130,7 @@ pub enum MemoryError {
     Register(#[source] Cause),
 }
 
-/// Error of a client's call. Unless the variant says otherwise, the call has changed nothing.
+/// Error of a client's call. Unless the variant or the call says otherwise, the call has changed nothing.
 ///
 /// # Example
 /// ```
@@ -164,8 +164,8 @@ pub enum ClientError {
         /// Frame, table and reason.
         reject: Reject,
     },
-    /// Frames of this lane were refused so long ago that the reason is no longer kept. A frame of the
-    /// push is among them, or may be: it was not applied, or that is unknown.
+    /// Frames of a lane were refused so many refusals ago that the reasons are no longer kept, and the push has a
+    /// frame between `first` and `last`. That frame was not applied; if not `certain`, this is unknown.
     #[error(
         "table \"{table}\" at {server}: the push {} (frames {} to {}), so many refused frames ago \
          that the reason is forgotten; wait for tickets sooner",
@@ -176,11 +176,11 @@ pub enum ClientError {
         table: String,
         /// Name of the refusing server.
         server: String,
-        /// First refused frame of the lane.
+        /// Sequence number on the lane of the first of these frames.
         first: u64,
-        /// Last refused frame of the lane.
+        /// Sequence number on the lane of the last of these frames.
         last: u64,
-        /// Whether the push is certain to be among them.
+        /// Whether all frames from `first` to `last` were refused, the push's too; false if only some were.
         certain: bool,
     },
     /// A callback ([`Client::on_applied`](crate::Client::on_applied)) runs without an answer to its push, and none
@@ -233,12 +233,12 @@ pub enum ClientError {
     /// The job file cannot be used: unreadable, open to others, or stale, which names both coordinators.
     #[error(transparent)]
     JobFile(#[from] tidewater_launch::JobFileError),
-    /// Arguments that do not fit the table.
+    /// Arguments that do not fit the table or the call.
     #[error("{op} on table \"{table}\": {what}")]
     Argument {
         /// Name of the call.
         op: &'static str,
-        /// Name of the table.
+        /// Name or number of the table; `-` or empty if the call concerns none.
         table: String,
         /// What is wrong and what would be right.
         what: String,
@@ -310,7 +310,8 @@ pub enum ClientError {
     /// ([`JoinOptions::embedded`](crate::JoinOptions::embedded)).
     #[error("{0}")]
     NoJob(String),
-    /// The processes of a launch do not meet, or not as a job; names the missing ones.
+    /// The processes of a launch do not meet, which names the missing ones, or not as a job; or a server in this
+    /// process has failed.
     #[error("{0}")]
     Launch(#[source] Cause),
     /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be allocated or registered.
@@ -344,7 +345,7 @@ pub enum ClientError {
         table: String,
         /// Version that the call asked for.
         version: u64,
-        /// Oldest version of which all later ones are kept.
+        /// Oldest version that is kept without a pin; all versions from it to `newest` are kept.
         oldest: u64,
         /// Newest complete version.
         newest: u64,

@@ -65,7 +65,7 @@ pub(crate) struct Lanes {
     return_at: Instant,
     /// Time of the next check of the control connections.
     keep_alive_at: Deadline,
-    /// Whether a control connection can be cut while both ends live.
+    /// Whether some server is reached over TCP or verbs: its control connection can be cut while both ends live.
     remote: bool,
     /// Whether some server is reached over shared memory.
     any_mapped: bool,
@@ -76,11 +76,11 @@ pub(crate) struct Lanes {
     push_batch: u64,
     /// Whether some lane may hold frames of pushes.
     holds: bool,
-    /// The open task: pushes are flagged as part of it.
+    /// Delivery number of the open task, to which pushes belong; `None` if no task is open.
     task: Option<u64>,
-    /// The task that was opened last, which may be closed.
+    /// Delivery number of the task that was opened last, which may be closed.
     last_task: Option<u64>,
-    /// Lanes with pushes of that task, a lane once.
+    /// Lanes with pushes of task `last_task`, a lane once.
     task_lanes: Vec<usize>,
     /// Number of server restarts with preserved memory that the links have followed.
     followed: u64,
@@ -171,7 +171,7 @@ impl Lanes {
         self.servers.get(server).map_or(0, |s| s.lanes)
     }
 
-    /// Numbers of appliers of all servers, by server number.
+    /// Number of appliers of each server, by server number.
     pub(crate) fn appliers_of_servers(&self) -> Vec<u16> {
         self.servers.iter().map(|s| s.lanes as u16).collect()
     }
@@ -253,8 +253,8 @@ impl Lanes {
         Interrupt::Broken(lane)
     }
 
-    /// Polls every lane for new acknowledgements, refusals and clocks, without waiting. Ends with an `Interrupt` at
-    /// the first broken lane.
+    /// Polls every lane for completed reads, new acknowledgements and refusals, without waiting. Ends with an
+    /// `Interrupt` at the first lane that is broken or fails; lanes after it are not polled.
     pub(crate) fn poll(&mut self) -> Result<(), Interrupt> {
         for n in 0..self.all.len() {
             if self.all[n].broken.is_some() {
@@ -279,9 +279,9 @@ impl Lanes {
         self.wait_and(op, deadline, |_| {}, look)
     }
 
-    /// Blocks like [`Self::wait`], and calls `each` whenever it checks the coordinator, about once in
-    /// `COORDINATOR_LOOK`. Fails also if the coordinator announces a failed process, or if an interrupt is
-    /// requested.
+    /// Blocks until the poll function `look` returns a result, as [`Self::wait`] does, and calls `each` about
+    /// once in `COORDINATOR_LOOK`, after it has checked the coordinator. Fails at the deadline, if the
+    /// coordinator announces a failed process, or if an interrupt is requested.
     pub(crate) fn wait_and<T>(
         &mut self,
         op: &'static str,
@@ -367,8 +367,9 @@ impl Lanes {
         Ok(())
     }
 
-    /// Checks the control connections of all sessions if a second has passed since the last check; calls that do not
-    /// wait do this too. Without lanes over TCP or verbs it does nothing.
+    /// Checks the control connections of all sessions if a second has passed since the last check; calls that do
+    /// not wait do this too. Follows restarted servers, and marks silent TCP lanes as broken. Without lanes over
+    /// TCP or verbs it does nothing.
     #[inline]
     pub(crate) fn keep_alive(&mut self) -> Result<(), ClientError> {
         if self.remote && self.keep_alive_at.passed() {
@@ -530,8 +531,9 @@ impl Lanes {
         self.coordinator.check_within(10 * RETRY)
     }
 
-    /// Waits up to `wait` for the coordinator's notice of a successor, if the server has ended or is about to be
-    /// reported (`has_ended`). Returns whether the successor is still awaited.
+    /// Waits up to `wait` (at most `COORDINATOR_LOOK`) for the coordinator's notice of a successor, if the
+    /// coordinator has announced the end of the server or the caller has seen it (`has_ended`). Returns whether
+    /// the successor is still awaited.
     fn awaits(
         &mut self,
         server: usize,
@@ -547,7 +549,7 @@ impl Lanes {
         Ok(self.coordinator.awaits_successor(id))
     }
 
-    /// These lanes with the settings, tags and counters of `before`, which they replace after a restart.
+    /// These lanes with the push batch, read tags and counters of `before`, which they replace after a restart.
     pub(crate) fn with_settings_of(self, before: &Self) -> Self {
         Self {
             push_batch: before.push_batch,
@@ -624,9 +626,9 @@ impl Lanes {
         self.servers.iter().any(|server| server.ended)
     }
 
-    /// Recovers a broken lane: connects a new one to the applier, and re-sends the frames that the server has not
-    /// consumed. Blocks until that succeeds, the deadline passes, the job ends, or an interrupt is requested. Waits
-    /// for the successor of a server that has ended.
+    /// Recovers a broken lane: connects a new one to the applier, and re-sends the frames that the server has
+    /// not consumed. Drops the completed reads of the old lane. Blocks until that succeeds, the deadline passes,
+    /// the job ends, or an interrupt is requested. Waits for the successor of a server that has ended.
     pub(crate) fn recover(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         let mut attempts = 0;
         loop {
@@ -686,8 +688,9 @@ impl Lanes {
         }
     }
 
-    /// Tells, by what the lanes have received so far, whether the servers have answered every frame of a ticket;
-    /// `None` if some are unanswered. Otherwise `Ok`, or the first refusal, which then counts as claimed.
+    /// Result of a ticket, by what the lanes have received so far: `None` if some of its frames are unanswered,
+    /// `Some(Ok)` if all are acknowledged, otherwise the first refusal. Refusals of the ticket then count as
+    /// claimed (reported to the program).
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), LaneRefusal>> {
         let done = |p: LaneSeqs, lanes: &Self| {
             lanes
@@ -714,8 +717,9 @@ impl Lanes {
         Some(refused.map_or(Ok(()), Err))
     }
 
-    /// Removes the runs of a ticket that the servers have answered, by what the lanes have received so far. Fails with
-    /// the first refusal among them, which then counts as claimed.
+    /// Removes the runs of a ticket that the servers have answered, by what the lanes have received so far.
+    /// Fails with the first refusal among the removed runs; their refusals then count as claimed (reported to
+    /// the program).
     pub(crate) fn drop_answered(&mut self, ticket: &mut Ticket) -> Result<(), LaneRefusal> {
         let mut refused = None;
         ticket.retain(|run| {

@@ -43,9 +43,9 @@
 //! | [`Counters`] | counts that show which path ran |
 //!
 //! # Thread safety
-//! A [`Client`] belongs to the thread that made it: every call takes `&mut self`, and nothing in it is
-//! locked. A client is a worker of the job with a rank of its own: threads that work in parallel are
-//! workers each.
+//! A [`Client`] is used by one thread at a time: every call takes `&mut self`, and nothing is locked but what
+//! siblings share. Threads that work in parallel have a client each: that of another worker, with a rank of its
+//! own, or a sibling of the worker's first client ([`Client::sibling`]).
 //!
 //! # Resource clean-up
 //! Dropping a client ends its sessions and frees its memory. Pushed data stays pushed; failures that no

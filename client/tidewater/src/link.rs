@@ -500,8 +500,8 @@ pub(crate) fn unexpected(op: &'static str) -> ClientError {
     }
 }
 
-/// Macro: defines the blocking calls of a [`CoordinatorLink`] by its function `perform(&mut self, CoordinatorCall,
-/// Deadline) -> Result<CoordinatorReply, ClientError>`.
+/// Macro: defines the blocking calls of a [`CoordinatorLink`] by its function `perform(&mut self,
+/// &CoordinatorCall, Deadline) -> Result<CoordinatorReply, ClientError>`.
 macro_rules! blocking_calls {
     () => {
         fn create_table(
@@ -713,8 +713,9 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// Polls like [`Self::check`], but waits up to `_timeout` for a notice: for a caller that saw a connection end
-    /// without a cause.
+    /// Waits up to `_timeout` for the coordinator's notice of a failed process or the end of the job, and fails
+    /// if there is one: for a caller that saw a connection end without a cause. The notice of a successor ends
+    /// the wait.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -722,7 +723,7 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
-    /// Reason of an operator's request to end the job; `None` without one. Waits up to 1 ms.
+    /// Reason of an operator's request to end the job; `None` if none has arrived. Waits up to 1 ms.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -739,13 +740,13 @@ pub trait CoordinatorLink: Send {
         false
     }
 
-    /// Newest membership in which a restarted server resumed with its memory, and the number of such restarts so
-    /// far. `None` if there were no more than `seen`.
+    /// Number of restarts since the last rejoin in which a server resumed with its memory, and the membership
+    /// after the newest of them. `None` if there were no more than `seen`.
     fn resumed(&self, _seen: u64) -> Option<(u64, Members)> {
         None
     }
 
-    /// Number of restarts so far in which a server resumed with its memory, as in [`Self::resumed`].
+    /// Number of restarts since the last rejoin in which a server resumed with its memory.
     fn resumes(&self) -> u64 {
         0
     }
@@ -821,8 +822,9 @@ pub trait CoordinatorLink: Send {
         unreachable!("call {number} was done when it began")
     }
 
-    /// As [`Self::forget`]. Returns a text for a deadline error that says what the call still waits for, for which it
-    /// may ask the coordinator.
+    /// Drops the result of call `number`, which itself continues at the coordinator. Returns a text for a
+    /// deadline error that says what the call still waits for; may ask the coordinator for it, which may take a
+    /// second.
     fn abandon(&mut self, op: &'static str, number: u64) -> String {
         unreachable!("{op} {number} was done when it began")
     }

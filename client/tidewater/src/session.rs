@@ -449,7 +449,8 @@ impl Client {
     /// call for each server reached over verbs, and the pinning of all its pages. Make it once.
     ///
     /// # Errors
-    /// [`ClientError::Memory`] when there is no memory, or locked memory is limited, or this client has 64 buffers.
+    /// [`ClientError::Memory`] when there is no memory, locked memory is limited, this client has 64 buffers, or
+    /// the buffer exceeds 1 TiB.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<RegisteredBuffer<T>, ClientError> {
         self.buffers.make(&mut self.lanes, len)
     }
@@ -466,7 +467,9 @@ impl Client {
         self.tick_domain(DomainId(0))
     }
 
-    /// Ends an iteration in the given clock domain, like [`Client::tick`] in the default one.
+    /// Ends an iteration in the given clock domain, as [`Client::tick`] does in domain 0. Under BSP and SSP it
+    /// first waits until every push of this client is acknowledged on every lane, also those to tables of other
+    /// domains.
     ///
     /// # Errors
     /// As [`Client::tick`]; [`ClientError::Argument`] for a domain that does not exist.

@@ -135,31 +135,34 @@ pub struct NetCoordinatorLink {
 struct Restart {
     /// Servers that have ended and have no successor yet.
     ended: BTreeMap<ServerId, ServerEnd>,
-    /// Number of successors that resumed with the memory of their server, and the membership of the last notice.
+    /// Number of successors that resumed with the memory of their server, since the client rejoined last.
+    /// `members` is the membership in the last notice of one.
     resumed: u64,
     members: Members,
-    /// The last restart, until the client rejoins.
+    /// The last restart of a server without its memory, until the client rejoins.
     last: Option<ServerRestart>,
     /// Whether a call has failed with `last`, and the client has not rejoined completely.
     reported: bool,
 }
 
 impl NetCoordinatorLink {
-    /// Joins the job; waits until `deadline` for a coordinator that is starting.
+    /// Joins the job, and blocks until the coordinator has answered. Waits until `deadline` for a coordinator
+    /// that is starting; for that of a job file at most 5 s.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when descriptors have run out or `/proc` is not mounted;
     /// [`ClientError::Control`] when the coordinator is unreachable or the handshake fails;
-    /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
+    /// [`ClientError::JobFile`] when the job file is stale; [`ClientError::Refused`] with the coordinator's
+    /// reason, also for one given in the handshake; [`ClientError::Deadline`] and [`ClientError::Interrupted`].
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
         let mut link = Self::connect(config, deadline)?;
         let joined = link.enter(config, deadline)?;
         Ok((link, joined))
     }
 
-    /// Connects and authenticates without a join: the coordinator reserves the rank until the connection ends, and
-    /// does not yet count the worker. Waits until `deadline` for a coordinator that is starting. Errors as
-    /// [`Self::join`].
+    /// Connects and authenticates without a join: the coordinator reserves the rank until the connection ends,
+    /// and does not yet count the worker. Waits until `deadline` for a coordinator that is starting; for that of
+    /// a job file at most `JobFile::COORDINATOR_WAIT`. Errors as [`Self::join`].
     pub(super) fn connect(config: &JoinConfig, deadline: Deadline) -> Result<Self, ClientError> {
         let address = config.coordinator.clone();
         let job_file = config.job_file.as_ref();
@@ -203,8 +206,8 @@ impl NetCoordinatorLink {
         })
     }
 
-    /// Sends the join request on the open connection and blocks until the coordinator answers. Errors as
-    /// [`Self::join`].
+    /// Sends the join request on the open connection and blocks until the coordinator answers, `deadline`
+    /// passes, or an interrupt is requested. Errors as [`Self::join`].
     pub(super) fn enter(
         &mut self,
         config: &JoinConfig,
@@ -269,7 +272,8 @@ impl NetCoordinatorLink {
     /// every 2 to 100 ms.
     ///
     /// # Errors
-    /// [`ClientError::Deadline`] with the numbers of the missing servers; the connection's failure.
+    /// [`ClientError::Deadline`] with the numbers of the first 16 missing servers, up to 100 ms before
+    /// `deadline`; the connection's failure.
     pub fn wait_servers(
         &mut self,
         expected: u32,
@@ -371,8 +375,8 @@ impl NetCoordinatorLink {
         })
     }
 
-    /// Waits up to `end` for the answer of started request `id`, and takes it; `None` if it has not arrived, and the
-    /// call may be repeated.
+    /// Waits up to `end` for the answer of started request `id`, and takes the answer. `None` if it has not
+    /// arrived; the call may then be repeated. Processes the notices that arrived meanwhile.
     fn answer(&mut self, id: u64, end: Deadline) -> Result<Option<CoordinatorAnswer>, ClientError> {
         let answer = self.conn.poll(id, end);
         self.outcome(answer)
@@ -463,8 +467,9 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Appends the joined servers and the number of live workers to the text of a deadline error; creating a table
-    /// waits for them. Returns the text unchanged if the coordinator does not answer within a second.
+    /// Appends the joined servers and the number of live workers to the text `otherwise` of a deadline error;
+    /// the creation of a table waits for both. Returns the text unchanged if the coordinator is absent or does
+    /// not answer within a second.
     fn missing_workers(&mut self, otherwise: String) -> String {
         if self.conn.is_absent() {
             return otherwise;
@@ -485,8 +490,8 @@ impl NetCoordinatorLink {
         )
     }
 
-    /// Fails with `ClientError::ServerRestarted` if a server was restarted without its memory and the client has not
-    /// rejoined since. Records that the caller knows of it.
+    /// Fails with `ClientError::ServerRestarted` if a server was restarted without its memory and the client has
+    /// not rejoined since. Records that a call has failed with that restart.
     fn check_restart(&mut self) -> Result<(), ClientError> {
         let Some(ServerRestart { end, successor }) = &self.restart.last else {
             return Ok(());

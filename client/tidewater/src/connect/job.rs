@@ -71,12 +71,13 @@ pub struct Job {
     pub(super) memory: LaneMemory,
     /// Number of workers, if it is known before a client connects.
     pub(super) workers: Option<u32>,
-    /// Whether a launcher such as `mpirun` started the job's processes, servers too.
+    /// Whether a launcher such as `mpirun`, or a bootstrap record, brought the job's processes together, servers
+    /// too.
     pub(super) launched: bool,
     /// Line of [`Job::describe`] for a process that keeps a part of its launch.
     pub(super) line: Option<String>,
     pub(super) held: Held,
-    /// Number of the process among the workers of its host.
+    /// Number of the process among the workers or launched processes of its host; 0 if unknown.
     pub(super) local_rank: u32,
 }
 
@@ -129,7 +130,9 @@ impl Job {
         self.workers
     }
 
-    /// Whether `mpirun`, `srun` or a similar launcher started the processes of the job, servers too.
+    /// Whether the processes of the job, servers too, were started together: by `mpirun`, `srun` or a similar
+    /// launcher, or by a program that broadcasts a bootstrap record. False in an embedded cluster, under
+    /// `tidewater run`, and in the job of a running coordinator.
     pub const fn is_launched(&self) -> bool {
         self.launched
     }
@@ -330,8 +333,8 @@ struct Threads {
 }
 
 impl Threads {
-    /// Opens the sessions of the first thread. Begins again with the members of now if a server was started again since
-    /// they were asked for.
+    /// Opens the sessions of the first thread. If a server was restarted after the members were read, it reads
+    /// them again and starts over, until `deadline`.
     fn connect_first(
         &mut self,
         coordinator: &mut NetCoordinatorLink,

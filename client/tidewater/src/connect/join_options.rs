@@ -407,8 +407,9 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// Checks a program that claims to be its job's only worker: fails if a launcher started it with others, as each
-    /// would claim so. A program that names a namespace is not checked: the job is its own.
+    /// Checks a program that claims to be its job's only worker: fails with `ClientError::Environment` if a
+    /// launcher started it with others, as each would claim so. Not checked are a program that names a namespace
+    /// (the job is its own), and one that `tidewater run` started (`TIDEWATER_LAUNCH`).
     fn is_not_one_of_many(&self, vars: &Vars) -> Result<(), ClientError> {
         let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_LAUNCH";
         if self.workers != Some(1) || self.namespace.is_some() || vars.iter().any(is_child) {
@@ -455,8 +456,10 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// Makes the job of the job file that these options or `TIDEWATER_JOB` name; `None` if neither does. If options
-    /// and variables give no rank, those of a launcher of several processes apply.
+    /// Makes the job of the job file that these options or `TIDEWATER_JOB` name; `None` if neither does. The
+    /// variable has no effect next to `TIDEWATER_COORDINATOR` or `TIDEWATER_ROLE`. If options and variables give
+    /// no rank, rank and size of a launcher apply, except for an observer and for a program that is the only
+    /// worker.
     fn of_job_file(&self, vars: &Vars) -> Result<Option<Job>, ClientError> {
         let env = LaunchVars::from_vars(vars.iter().cloned()).map_err(environment)?;
         let is_member = |(name, value): &(OsString, OsString)| {
@@ -542,8 +545,8 @@ impl JoinOptions {
         Ok(self.connected_by(job))
     }
 
-    /// Applies the options that hold for every kind of job (namespace, transport, RDMA device, timeouts, ring sizes)
-    /// to `job`.
+    /// Applies the options that hold for every kind of job (namespace, observer, transport, RDMA device, queue
+    /// pairs, join timeout, ring sizes) to `job`, and returns it.
     fn connected_by(&self, mut job: Job) -> Job {
         if let Some(namespace) = &self.namespace {
             job.join.namespace.clone_from(namespace);
@@ -590,8 +593,8 @@ pub(super) fn environment(error: impl Into<Cause>) -> ClientError {
     ClientError::Environment(error.into())
 }
 
-/// Rank of this process among the launched processes of its host, as the launcher's variables give it; 0 without a
-/// launcher.
+/// Rank of this process among the launched processes of its host, as the launcher's variables give it; 0 if they
+/// do not, or without a launcher.
 fn local_rank(vars: &Vars) -> u32 {
     let mut theirs = vars.clone();
     theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));

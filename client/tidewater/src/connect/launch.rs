@@ -48,7 +48,7 @@ impl BootstrapHost {
     /// `interface` names the network device to listen on; `None` is `TIDEWATER_INTERFACE`, or all devices.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when the coordinator cannot listen.
+    /// [`ClientError::Environment`] when the coordinator cannot listen, or a `TIDEWATER_*` variable is not valid.
     pub fn start(size: u32, interface: Option<&str>) -> Result<Self, ClientError> {
         let vars = LaunchVars::from_env().map_err(environment)?;
         let interface = interface.or(vars.interface.as_deref());
@@ -206,7 +206,8 @@ impl JoinOptions {
         broadcast(&mut vec![0; BootstrapHost::RECORD_BYTES_MAX])
     }
 
-    /// Checks `size` and `servers` (at most one server for each process), and starts the coordinator at rank 0.
+    /// For rank 0: checks `size` (at least 1) and `servers` (at most one for each process), and starts the
+    /// coordinator on a thread of this process.
     fn begin_host(&self, size: u32, servers: u32) -> Result<BootstrapHost, ClientError> {
         if size == 0 || servers > size {
             return Err(environment(format!(
@@ -273,8 +274,8 @@ pub(super) fn join_bootstrap(
     enter(options, &place, bootstrap.part, member, vars)
 }
 
-/// Role of this process in its launch (worker, server or both), by options and environment. Fails if they contradict
-/// each other, or if no process would be a worker.
+/// Role of this process in its launch (worker, server or both), by options and environment. Fails if both a
+/// number of servers and servers in all ranks are given, or if no process would be a worker.
 fn part_of(options: &JoinOptions, place: &Place, vars: &LaunchVars) -> Result<Part, ClientError> {
     let servers = options.servers.or(vars.servers).unwrap_or(0);
     let both = options.servers_in_ranks || vars.servers_in_ranks;

@@ -59,7 +59,7 @@ impl Stream {
         }))
     }
 
-    /// Local IP address of the connection; `None` for a unix socket.
+    /// Local IP address of the connection; `None` for a unix socket, or if the system does not report it.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok().map(|at| at.ip().to_canonical()),

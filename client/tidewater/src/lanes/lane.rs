@@ -100,8 +100,8 @@ impl LaneState {
         Some(self.finished.swap_remove(at))
     }
 
-    /// Whether the ring has room for a frame with this payload (bytes) now. Also true for a payload that is too
-    /// large for the ring: [`super::Lanes::build`] refuses it.
+    /// Whether the ring has room for a frame with `payload_len` bytes of payload now. Also true for a payload
+    /// that is too large for any frame: [`super::Lanes::build`] refuses such a frame.
     pub(crate) fn has_room_now(&self, payload_len: usize) -> bool {
         payload_len > self.ring.payload_bytes_max() || self.ring.has_room(payload_len)
     }
@@ -143,9 +143,10 @@ impl LaneState {
         Ok(())
     }
 
-    /// Collects the reject records that `state` counts. Returns false while some of them have not
-    /// arrived, because records of a mailbox become visible in any order (F15). The status is not
-    /// accepted before: it is not known which of its frames were refused.
+    /// Collects the reject records that `state` counts. Returns false while some of them have not arrived,
+    /// because records of a mailbox become visible in any order (F15). The status is not accepted before: it is
+    /// not known which of its frames were refused. If the count is impossible, all new frames of the status
+    /// count as perhaps refused.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when a record does not arrive within [`FRAME_LATE_MAX`]: a recovery of the

@@ -69,7 +69,7 @@ struct LaneQueue {
 
 impl Lanes {
     /// Sends all requests of a list to their appliers, and blocks until all are answered. Hands each reply to
-    /// [`Requests::answer`]. Sends a request again if its lane was replaced.
+    /// [`Requests::answer`]. Sends a request again if its lane was replaced. Sends earlier unsent frames first.
     ///
     /// # Errors
     /// The first refusal; a deadline with the operation `op`; [`ClientError::Protocol`] for an impossible reply.
@@ -190,8 +190,8 @@ impl Lanes {
     }
 }
 
-/// Polls all lanes once: returns a lane with a reply (its payload in `buffer`), a lost request, or room for a queued
-/// one. `None` if nothing has changed.
+/// Polls all lanes once: returns the first lane with a reply (its payload replaces `buffer`), with a lost
+/// request, or, if it awaits no reply, with room for a queued request. `None` if there is none.
 fn look(
     lanes: &mut Lanes,
     queues: &[LaneQueue],

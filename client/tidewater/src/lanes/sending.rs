@@ -10,14 +10,15 @@ use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
-/// Most bytes of unsent push frames that a lane holds: sending then lets the applier work while the client builds
-/// the next frames.
+/// Bytes of unsent push frames at which a lane sends what it holds: the applier then works while the client
+/// builds the next frames.
 const HELD_BYTES: u64 = 32 << 10;
 
 impl Lanes {
-    /// Builds a frame in a lane's ring, without sending it; waits for room until `deadline`. `fill` writes the
-    /// payload of `payload_len` bytes. Returns the sequence number. Fails if the payload never fits the ring, and
-    /// within a task for a frame that takes effect at once; nothing is built then.
+    /// Builds a frame in a lane's ring, without sending it. If the ring is full, it sends the lane's earlier
+    /// frames and waits for room until `deadline`. `fill` writes the payload of `payload_len` bytes. Returns the
+    /// frame's sequence number. Fails if the payload never fits the ring, and within a task for a frame that
+    /// takes effect at once; nothing is built after an error.
     pub(crate) fn build(
         &mut self,
         lane: usize,
@@ -95,8 +96,8 @@ impl Lanes {
         self.send_all(deadline)
     }
 
-    /// As [`Self::send_held`], with a deadline from now on: the clock, which takes a third of a pull of one row, is read only
-    /// where a lane holds frames.
+    /// Sends the push frames that lanes hold, until at most `time` from now. It reads the clock, which costs a
+    /// third of a pull of one row, only if some lane holds frames.
     #[inline]
     pub(crate) fn send_held_in(&mut self, time: Duration) -> Result<(), ClientError> {
         match self.holds || mutants::on(Mutant::PullReadsClock) {
@@ -117,8 +118,9 @@ impl Lanes {
         Ok(())
     }
 
-    /// Sends all built frames and blocks until the servers have acknowledged every frame of every lane: applied, held
-    /// for a tick, or refused. A refusal is no error here: `claim_refusal` returns it. `op` names the call in errors.
+    /// Sends all built frames and blocks until the servers have acknowledged every frame of every lane: applied,
+    /// held for a tick, or refused. A refusal is no error here: `claim_refusal` returns refusals. `op` names the
+    /// call in errors.
     pub(crate) fn settle(
         &mut self,
         op: &'static str,
@@ -132,8 +134,8 @@ impl Lanes {
         })
     }
 
-    /// Blocks until every ring has room for a frame with `payload_len` payload bytes. Sends built frames first if
-    /// one has none.
+    /// Blocks until every ring has room for a frame with `payload_len` payload bytes. If a ring has no room, it
+    /// first sends the built frames of all lanes.
     pub(crate) fn wait_room_everywhere(
         &mut self,
         payload_len: usize,
@@ -150,8 +152,8 @@ impl Lanes {
         })
     }
 
-    /// Takes the refusal of the earliest push that no call (wait for its ticket, flush, tick) has reported yet, and
-    /// marks all refusals of that push as reported. `None` if there is none.
+    /// Takes a refusal of the earliest push with refusals that no call (wait for its ticket, flush, tick) has
+    /// reported yet, and marks all refusals of that push as reported. `None` if all are reported.
     pub(crate) fn claim_refusal(&mut self) -> Option<LaneRefusal> {
         if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
@@ -166,15 +168,15 @@ impl Lanes {
     }
 
     /// Whether the ring of a lane has no room for a frame with `payload_len` payload bytes now. A push then
-    /// continues with other lanes first.
+    /// continues with other lanes first. False for a payload that is too large for any frame.
     #[inline]
     pub(crate) fn is_full(&self, lane: usize, payload_len: usize) -> bool {
         !self.all[lane].has_room_now(payload_len) && !mutants::on(Mutant::FullRingHoldsOthers)
     }
 
-    /// Blocks until some waiting lane has room for its frame. `waits` has the payload bytes of each lane's frame, or
-    /// 0 for a lane that does not wait. Returns false at once if no lane waits. Sends the built frames of the waiting
-    /// lanes first.
+    /// Blocks until some waiting lane has room for its frame, and returns true. `waits` has the payload bytes of
+    /// each lane's frame, or 0 for a lane that does not wait. Returns false at once if no lane waits. Sends the
+    /// built frames of the waiting lanes first.
     pub(crate) fn wait_room(
         &mut self,
         waits: &[usize],
@@ -197,8 +199,8 @@ impl Lanes {
         })
     }
 
-    /// Sends the frames that are built in a lane's ring. If the lane is broken, it recovers it before `deadline`,
-    /// which sends them too.
+    /// Sends the frames that are built in a lane's ring. If the lane is broken, it recovers the lane before
+    /// `deadline`, which sends them too. Also checks the control connections if that is due.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         self.keep_alive()?;
         if self.all[lane].broken.is_none() {

@@ -24,13 +24,14 @@ pub(super) struct StatusCopy {
     exists: bool,
     /// Memory of the read, while it is not in flight.
     batch: Option<ReadBatch>,
-    /// Last change of the state, and that state; `None` while no frame is unanswered.
+    /// Time of the last change of the state, or of the last read of the copy, and that state. `None` while no
+    /// frame is unanswered.
     since: Option<(Instant, StateLine)>,
 }
 
 impl StatusCopy {
-    /// Makes the reader for a lane that was just opened, with the copy at remote address `from`; `None` if the
-    /// server has no copy. Allocates the memory of all its reads.
+    /// Makes the reader for a lane that was just opened. `from` is the remote address of the copy, `None` if the
+    /// server has no copy: the reader then reads nothing. Allocates the memory of all its reads.
     pub(super) fn new(from: Option<RemoteAddr>) -> Self {
         let batch = from.map(|from| ReadBatch {
             ops: vec![ReadOp {

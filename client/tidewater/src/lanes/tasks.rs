@@ -23,7 +23,8 @@ impl Lanes {
         self.task = task;
     }
 
-    /// Whether the client has sent pushes of the last task, which servers hold until it is finished.
+    /// Whether the client has built pushes of the task that was opened last, which servers hold until it is
+    /// finished.
     pub(crate) const fn has_task_pushes(&self) -> bool {
         !self.task_lanes.is_empty()
     }

@@ -83,7 +83,7 @@ pub(crate) struct AsyncPull {
     /// Rows that are read at the end: those without a known location at the start, then those that did
     /// not arrive complete.
     rest: Vec<u32>,
-    /// Number of them that had no known location.
+    /// Number of rows of `rest` that were not posted at the start.
     unplaced: usize,
     /// Whether its rows were judged, and counted, by a call that did not finish it.
     judged: bool,
@@ -109,12 +109,14 @@ const SPARE_ROWS_MAX: usize = 4_096;
 /// Number of ended range pulls with memory that is kept for later ones. `SPARE_BYTES_MAX` bounds the bytes of each.
 const SPARE_RANGES_MAX: usize = 8;
 const SPARE_BYTES_MAX: usize = 256 << 10;
-/// Number of ended row pulls with memory that is kept: as many as are usually under way at once.
+/// Number of ended row pulls, and of their parts, with memory that is kept: as many as are usually under way at
+/// once.
 const SPARE_MAX: usize = 64;
 
 impl AsyncPulls {
-    /// Starts an asynchronous pull of rows: posts the reads of all keys with a known location, and does not wait.
-    /// Fails if `PULLS_MAX` pulls are under way.
+    /// Starts an asynchronous pull of rows: posts the reads of all keys with a known location (none in mode
+    /// `Gather`), and does not wait for them. A broken lane is recovered before `deadline`. Fails if `PULLS_MAX`
+    /// pulls are under way.
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
@@ -185,7 +187,9 @@ impl AsyncPulls {
         self.ranges.iter().any(|r| r.number == ticket.number)
     }
 
-    /// Finishes a range pull: blocks until its bytes are in `out`, as [`Self::finish`] does for rows.
+    /// Finishes a range pull: blocks until its bytes are in `out`. After a deadline, an interrupt, or a wrong
+    /// argument the pull is under way as before, and nothing writes to `out` any more; after another error it is
+    /// over.
     pub(crate) fn finish_range(
         &mut self,
         lanes: &mut Lanes,
@@ -273,8 +277,9 @@ impl AsyncPulls {
         }
     }
 
-    /// Receives and drops batches of cancelled pulls: a program may make no call that does, and their memory would
-    /// stay. Costs nothing without cancelled pulls.
+    /// Receives and drops batches of cancelled pulls: a program may make no call that does, and their memory
+    /// would stay. Polls the lanes only if there are cancelled pulls; always takes the reads that have
+    /// completed.
     fn drop_cancelled(&mut self, lanes: &mut Lanes) {
         if self.cancelled > 0 {
             // A lane that fails is marked as broken, and the call that uses it recovers it.
@@ -318,9 +323,9 @@ impl AsyncPulls {
         self.all[n].late_lane(lanes).is_none()
     }
 
-    /// Blocks until a pull of rows has arrived, and writes its rows to `out`. Rows that fail validation are pulled
-    /// again. After a deadline, an interrupt, or a wrong argument, the pull is under way as before, and nothing
-    /// writes to `out` any more.
+    /// Blocks until a pull of rows has arrived, and writes its rows to `out`. Rows that fail validation are
+    /// pulled again. After a deadline, an interrupt, or a wrong argument, the pull is under way as before, and
+    /// nothing writes to `out` any more; after another error the pull is over.
     pub(crate) fn finish(
         &mut self,
         lanes: &mut Lanes,
@@ -418,8 +423,8 @@ fn no_such_pull(table: &TableState) -> ClientError {
 }
 
 impl Part {
-    /// Lists the read operations of the part's rows in `ops`. `place(n, row)` maps a row's index in the part and in
-    /// its pull to its position (in rows) in the destination.
+    /// Replaces the content of `ops` by the read operations of the part's rows. `place(n, row)` maps a row's
+    /// index in the part and in its pull to its position (in rows) in the destination.
     fn reads(
         &self,
         table: &TableState,
@@ -477,7 +482,8 @@ impl AsyncPull {
         Ok(())
     }
 
-    /// Lane of a part with reads under way: they have not arrived, and the lane was not replaced.
+    /// Lane of a part with reads under way: they have not arrived, and the lane was not replaced. `None` if no
+    /// part has such.
     fn late_lane(&self, lanes: &mut Lanes) -> Option<usize> {
         let mut parts = self.parts.iter();
         let late = parts.find(|part| {
@@ -486,8 +492,8 @@ impl AsyncPull {
         late.map(|part| part.lane)
     }
 
-    /// Assigns the rows of the pull to one part for each lane. Rows without a known location go to `rest`, which is
-    /// pulled at the end.
+    /// Assigns the rows of the pull to one part for each lane. Rows without a known location, and in mode
+    /// `Gather` all rows, go to `rest`, which is pulled at the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in (0u32..).zip(&self.keys) {
             if let Some(&later) = self.keys.get(row as usize + LOCATIONS_AHEAD) {
@@ -551,8 +557,8 @@ impl AsyncPull {
         }
     }
 
-    /// Waits a moment for reads under way, with the caller's `out` as their destination, which saves a copy. Reads
-    /// that do not complete stay under way.
+    /// Waits up to `COORDINATOR_LOOK` for reads under way, with the caller's `out` as their destination, which
+    /// saves a copy. Reads that do not complete stay under way; a lane that breaks is marked.
     fn place_directly(
         &mut self,
         lanes: &mut Lanes,

@@ -25,7 +25,8 @@ pub(super) struct AsyncRange {
     pub(super) first: u64,
     pub(super) bytes: usize,
     pub(super) options: PullOptions,
-    /// Whether its mode has no reads that travel: all of it is pulled when it is finished.
+    /// Whether no reads are posted, by its mode or since the table has snapshots: all of it is pulled at the
+    /// finish.
     pub(super) is_unposted: bool,
     /// Windows with posted reads.
     round: Vec<Window>,

@@ -44,8 +44,8 @@ pub(super) enum Stage {
     RecordAgain,
 }
 
-/// Stages of a validated read: version words, payload, version words again (as in a seqlock). Equal words mean that
-/// the blocks are untorn.
+/// Stages of a validated read: version words, payload, version words again (as in a seqlock). A block is untorn
+/// if its two words are equal and even.
 pub(super) const CONSISTENT: [Stage; 3] = [Stage::Words, Stage::Payload, Stage::WordsAgain];
 
 /// Window of a range in one round of reads, with the offsets (bytes) in the head buffer of its version words.
@@ -77,7 +77,7 @@ impl Window {
 pub(super) struct WindowReads {
     head: Vec<u8>,
     reads: Vec<LaneReads>,
-    /// Windows of each lane that are not read yet.
+    /// Windows of each lane that are not read yet, as index ranges.
     runs: Vec<Range<usize>>,
     round: Vec<Window>,
 }
@@ -200,9 +200,9 @@ impl BlockPull<'_> {
         2 * facts + 8 * round.len()
     }
 
-    /// Lists the validated reads of a round, all stages in one list for each lane, for an asynchronous pull. Returns
-    /// the bytes of head that they need. Where fences are not free, each stage after the first begins with one
-    /// fence.
+    /// Appends the validated reads of a round, all stages in one list for each lane, to `reads`, for an
+    /// asynchronous pull. Returns the bytes of head buffer that they need. Where fences are not free, each stage
+    /// after the first begins with one fence.
     pub(super) fn list_reads(
         &mut self,
         round: &mut [Window],

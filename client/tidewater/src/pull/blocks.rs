@@ -46,7 +46,7 @@ pub(crate) enum Want<'a> {
     Newest,
     /// The version of this number.
     At(u64),
-    /// This one, which is pinned in the buffers, by lane.
+    /// A pinned version; `buffers` has the number of its snapshot buffer by lane, `None` at lanes without a pin.
     Pinned {
         version: u64,
         buffers: &'a [Option<usize>],
@@ -391,7 +391,8 @@ impl BlockPull<'_> {
     }
 
     /// Reads pieces until every block is validated: equal version words before and after its payload. After
-    /// `PULL_RETRIES_MAX` repetitions, the servers copy the remaining blocks into replies.
+    /// `PULL_RETRIES_MAX` repetitions, the servers copy the remaining blocks into replies. If a reply cannot
+    /// hold a block, it repeats the reads until the deadline.
     fn consistent(
         &mut self,
         pieces: &[RangePart],

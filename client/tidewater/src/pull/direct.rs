@@ -111,9 +111,10 @@ pub(super) fn pull(
     tried
 }
 
-/// Copies rows as [`pull`] does, for any number of keys but one. In mode `Hogwild`, a sentinel row that does not
-/// validate sends all rows to `todo`. It is a separate function so that a single row does not pay for the memory of a
-/// group.
+/// Copies and validates rows from mapped memory to `out` as [`pull`] does, for any number of keys but one; adds
+/// the indexes of rows that fail to `todo`. In mode `Hogwild`, if a sentinel row does not validate, `todo`
+/// becomes all rows, and the counts are 0. It is a separate function so that a single row does not pay for the
+/// memory of a group.
 #[inline(never)]
 fn pull_many(
     mut mapped: MappedRows<'_>,

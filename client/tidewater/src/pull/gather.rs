@@ -54,7 +54,7 @@ struct RowRequests<'a, F> {
     kind: FrameKind,
     create: bool,
     keys: &'a [u64],
-    /// Numbers of the rows, sorted by lane.
+    /// Indexes of the rows in `keys`, sorted by lane.
     rows: &'a [u32],
     chunks: Vec<LaneRows>,
     /// Bytes of the reply for each row, and their name.
@@ -200,9 +200,10 @@ impl Lanes {
         Ok(())
     }
 
-    /// Requests copies of rows from their appliers, and blocks until all have arrived. `rows` are indexes in `keys`,
-    /// sorted by lane; with `create` the servers create missing rows, without it they return their initial values.
-    /// `place` gets the index and bytes of each row, in any order.
+    /// Requests copies of rows from their appliers, and blocks until all have arrived. `rows` are indexes in
+    /// `keys`, sorted by lane; with `create` the servers create missing rows, without it they return their
+    /// initial values. `place` gets the index and bytes of each row, in any order. Fails if a row is too large
+    /// for a reply.
     pub(crate) fn gather_rows(
         &mut self,
         table: &TableState,
@@ -249,8 +250,9 @@ impl Lanes {
             .unwrap_or_else(|| unreachable!("a client has a lane"))
     }
 
-    /// Cuts rows into requests of one lane each. A request has at most as many keys as its frame and, with `bytes`
-    /// bytes of reply for each, a reply slot hold.
+    /// Cuts `rows` (indexes in `keys`, sorted by lane) into requests of one lane each. A request has at most as
+    /// many keys as its frame and, with `bytes` bytes of reply for each, a reply slot hold. Skips keys past the
+    /// end.
     fn row_chunks(
         &mut self,
         table: &TableState,
@@ -277,8 +279,9 @@ impl Lanes {
         chunks
     }
 
-    /// Requests copies of element ranges from their appliers, and blocks until they are in `out`, which begins at
-    /// element `first`. The server copies complete blocks, each of one version.
+    /// Requests copies of element ranges from their appliers, and blocks until they are in `out`, which begins
+    /// at element `first`. The server copies complete blocks, each of one version. Fails if a reply cannot hold
+    /// a block.
     pub(super) fn gather_ranges(
         &mut self,
         table: &TableState,

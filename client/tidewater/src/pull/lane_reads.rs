@@ -32,7 +32,7 @@ pub(crate) struct LaneReads {
     /// Rows that are read, in the order of `ops`; empty for reads of other things. Reads without validation may move
     /// one read to the end.
     pub(super) rows: Vec<RowRead>,
-    /// Reads that are under way; those before them have arrived.
+    /// Indexes in `ops` of the reads under way; reads before them have arrived, reads after them are not posted.
     posted: Range<usize>,
     /// The posted reads: heads placed in the batch, bodies in the caller's memory.
     dest_ops: Vec<ReadOp>,
@@ -146,7 +146,7 @@ impl LaneReads {
         }
     }
 
-    /// Whether a batch was posted and has not arrived, on whatever lane.
+    /// Whether a batch was posted and has not arrived; also true if it was lost with a replaced lane.
     pub(super) const fn is_under_way(&self) -> bool {
         self.tag.is_some() && self.arrived.is_none()
     }
@@ -158,9 +158,9 @@ impl LaneReads {
         self.tag.is_none() || self.arrived.is_some() || is_replaced(lanes)
     }
 
-    /// Posts the next reads of the list under a tag, without waiting: at least one, and up to `most` bytes of heads
-    /// (row headers, version words) and as many of bodies (payload). On a broken lane nothing is sent: `collect`
-    /// recovers the lane and repeats these reads.
+    /// Posts the next reads of the list under a tag, without waiting: at least one if any is left, and up to
+    /// `most` bytes of heads (row headers, version words) and as many of bodies (payload). On a broken lane
+    /// nothing is sent: `collect` recovers the lane and repeats these reads.
     pub(super) fn post(
         &mut self,
         lanes: &mut Lanes,
@@ -209,8 +209,9 @@ impl LaneReads {
         Ok(())
     }
 
-    /// Blocks until the posted reads have arrived and are placed in `dest`. If the lane was replaced, or the batch is
-    /// late, it reads them again. Returns at once if none is posted.
+    /// Blocks until the posted reads have arrived and are placed in `dest`. If the lane broke or was replaced,
+    /// it recovers the lane and reads them again; a batch that is late is read again too, which fails at the
+    /// deadline. Returns at once if none is posted.
     pub(super) fn collect(
         &mut self,
         lanes: &mut Lanes,

@@ -68,13 +68,13 @@ pub enum PullMode {
     /// it was being written, and gathered by the server after a bounded number of tries.
     #[default]
     Consistent,
-    /// Rows are read without validation and may mix two versions. Only the generation of the slot is
-    /// checked and, by one row or version word of each server, that the table still exists.
+    /// Rows or blocks are read without validation and may mix versions. Only the generation of a row's slot
+    /// is checked and, by one row of each applier or a version word of each read, that the table still exists.
     Hogwild,
     /// The whole range as of one tick (tables made with `snapshot`; for these the two modes above do
     /// the same).
     Snapshot,
-    /// The server copies the rows into a reply.
+    /// The server copies the rows or blocks into a reply; each is one committed version.
     Gather,
 }
 

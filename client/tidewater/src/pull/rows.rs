@@ -150,7 +150,8 @@ pub(crate) fn pull(
     Ok(pull.seen.pulled())
 }
 
-/// Spins so that the writer of a row can finish. The pause doubles with each attempt, up to about a microsecond.
+/// Spins so that the writer of a row can finish. The pause doubles with each attempt, from 16 to 1,024 spin
+/// hints.
 fn pause(attempt: u32) {
     for _ in 0..(16u32 << attempt.min(6)) {
         tidewater_runtime::sync::spin_hint();
@@ -267,8 +268,8 @@ impl RowPull<'_> {
         }
     }
 
-    /// Resolves the locations of `unknown` rows (lane, index) by requests to the appliers, caches them, and adds
-    /// them to `located`. Keys that have no row get initial values in `out`.
+    /// Resolves the locations of `unknown` rows (lane, index in the keys) by requests to the appliers, caches
+    /// them, and adds them to `located`. Keys that still have no row get initial values in `out`.
     fn resolve(
         &mut self,
         located: &mut Vec<LocatedRow>,
@@ -390,8 +391,9 @@ impl RowPull<'_> {
         Ok(())
     }
 
-    /// Whether the last row read from a lane, the sentinel, has a matching checksum. If so, the table still existed
-    /// when the unvalidated rows before it were read: their memory was not given to another table.
+    /// Whether the last row read from a lane, the sentinel, has a matching checksum; true if no row was read. If
+    /// so, the table still existed when the unvalidated rows before it were read: their memory was not given to
+    /// another table.
     fn sentinel_matches(&self, reads: &LaneReads, heads: &[u8]) -> bool {
         let Some(op) = reads.ops.last() else {
             return true;

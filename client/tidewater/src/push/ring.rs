@@ -33,7 +33,7 @@ pub(crate) struct PushRing {
     signalled_seq: u64,
     /// Address of the push counter, if pushes are counted.
     counter: Option<RemoteAddr>,
-    /// Number of push frames that were built and not counted.
+    /// Number of push frames that were built and not yet added to the push counter.
     uncounted: u64,
     next_seq: u64,
     state: StateLine,

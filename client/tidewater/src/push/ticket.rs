@@ -66,7 +66,8 @@ impl Ticket {
         }
     }
 
-    /// Number of the table that was pushed to, unique in the cluster.
+    /// Number of the table that was pushed to, unique in the cluster: of a merged ticket, that of its first
+    /// push. 0 for a ticket of no push (`Ticket::default()`).
     pub const fn table(&self) -> u32 {
         self.table
     }

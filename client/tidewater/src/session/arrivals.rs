@@ -11,8 +11,8 @@ use crate::pull::{CallDest, LaneReads, read_lanes};
 
 impl Client {
     /// Number of push frames that have been sent to each applier so far, server by server, by all clients of all
-    /// jobs. The difference between the sums at a pull and now is what others pushed since. A program that lets
-    /// workers drift apart may weigh its pushes by it.
+    /// jobs. The difference between the sums at a pull and now is the number of frames that all clients, this one
+    /// included, have sent since. A program that lets workers drift apart may weigh its pushes by it.
     ///
     /// Advisory. A frame is counted once, when it is sent, even if it will be refused. Frames under way when a lane
     /// breaks may never be counted. Cost: one read of 16 bytes for each applier, which takes no applier time (except

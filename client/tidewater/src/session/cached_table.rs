@@ -25,7 +25,8 @@ use crate::table::{Element, Table};
 /// [`push_rows`](Self::push_rows) are added to the rows in the cache. Rows of a call may be of different
 /// ages, each within the bound.
 ///
-/// The cache holds a bounded number of rows; the row that was pulled first gives way.
+/// The cache holds a bounded number of rows; the row that entered it first gives way, also if it was pulled
+/// again since.
 ///
 /// # Examples
 /// ```
@@ -82,8 +83,8 @@ impl<T: Element> CachedTable<T> {
         }
     }
 
-    /// Pulls rows like [`Client::pull_rows`]. Cached rows that are recent enough are copied from the cache; the
-    /// others are pulled and cached.
+    /// Pulls rows into `out`, in the order of `keys`. Cached rows that are recent enough are copied from the
+    /// cache; the others are pulled by [`Client::pull_rows`] and, under BSP and SSP, cached.
     ///
     /// # Errors
     /// As [`Client::pull_rows`].
@@ -208,8 +209,9 @@ impl<T: Element> CachedTable<T> {
         clock <= self.slots[slot].usable_to || on(Mutant::CachedRowsNeverAge)
     }
 
-    /// Stores a pulled row in the cache, in place of its older version, in a free slot, or in place of the oldest
-    /// row. `usable_to` is the last clock at which it may be used.
+    /// Stores a pulled row in the cache: in place of its older version, else in a new slot, else in the slot
+    /// that was assigned first. `usable_to` is the last clock at which the row may be used. Nothing is stored at
+    /// capacity 0.
     fn keep(&mut self, key: u64, row: &[T], usable_to: u64) {
         let dim = self.table.dim();
         let slot = match self.index.get(&key) {

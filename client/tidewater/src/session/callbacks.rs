@@ -56,13 +56,14 @@ impl Drop for Callbacks {
 }
 
 impl Client {
-    /// Gives a push a callback, which runs once with the result of the push: `Ok` when the servers have applied all of
-    /// its frames (of tables `at_clock`: hold them for the tick), else the refusal. [`Client::wait_applied`] and
-    /// [`Client::try_applied`] of any ticket, [`Client::progress`], [`Client::flush`], ticks, barriers and
-    /// [`Client::finish`] run the callbacks of all answered pushes on their own thread before they return, also when
-    /// they fail; a call that waits for this push therefore returns after its callback. Pushes and pulls run none, a
-    /// [`PushBuffer`](crate::PushBuffer) that is full runs all, and this call runs earlier ones that are due, but not its
-    /// own. Inside a task, `Ok` means that the servers hold the push until the task is decided.
+    /// Gives a push a callback, which runs once with the result of the push: `Ok` when the servers have applied
+    /// all of its frames (of tables `at_clock`: hold them for the tick), else the refusal.
+    /// [`Client::wait_applied`] and [`Client::try_applied`] of any ticket, [`Client::progress`],
+    /// [`Client::flush`], ticks, barriers and [`Client::finish`] run the callbacks of all answered pushes on
+    /// their own thread before they return, also when they fail; a call that waits for this push therefore
+    /// returns after its callback. Pushes and pulls run none; [`Client::try_pull`] and a full
+    /// [`PushBuffer`](crate::PushBuffer) run all, and this call runs the oldest ones up to the first that is not
+    /// due, but never its own. Inside a task, `Ok` means that the servers hold the push until the task is decided.
     ///
     /// Callbacks that become due in one call run in the order in which they were given. A callback cannot call the
     /// client, which is borrowed by the call that runs it; it can send to a channel, or set what the caller looks at

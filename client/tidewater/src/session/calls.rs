@@ -177,8 +177,8 @@ impl Client {
         }
     }
 
-    /// Starts the creation of a table, like [`Client::create_table`], without waiting for it.
-    /// [`Client::finish_create_table`] returns the table.
+    /// Starts the creation of a table, or the opening of the one of that name with an equal definition, without
+    /// waiting for it. [`Client::finish_create_table`] returns the table.
     ///
     /// # Errors
     /// A definition that is not valid; a lost connection.

@@ -127,9 +127,9 @@ impl Client {
         self.collective.members.iter().map(|at| at.rank).collect()
     }
 
-    /// Replaces `values` by their reduction over all workers, element by element in rank order. All workers call it
-    /// with equally many elements, and get the same bits, on any number of servers. Otherwise like
-    /// [`Client::all_gather`].
+    /// Replaces `values` by their reduction over all workers, element by element in rank order. All workers call
+    /// it with equally many elements (at most 1 MiB), and get the same bits, on any number of servers. Blocks
+    /// until all have called it; moves no clock, as [`Client::all_gather`].
     ///
     /// # Errors
     /// As [`Client::all_gather`]; [`CollectiveError::Bits`] for an operation on the bits of floats.
@@ -159,7 +159,7 @@ impl Client {
     }
 
     /// Replaces `values` by those of worker `root`, at every worker. All workers call it with slices of the same
-    /// length. Otherwise like [`Client::all_gather`].
+    /// length (at most 1 MiB). Blocks until all have called it; moves no clock, as [`Client::all_gather`].
     ///
     /// # Errors
     /// As [`Client::all_gather`]; a root that is no worker.

@@ -263,8 +263,9 @@ impl Client {
         self.scan("scan_keys", table, cursor, keys, None)
     }
 
-    /// Lists stored keys from a cursor on like [`Client::scan_keys`], with their rows of `dim` elements each in
-    /// `values`. Each row is one complete version; the rows together are no snapshot.
+    /// Lists stored keys from a cursor on into `keys`, with their rows of `dim` elements each in `values`, and
+    /// moves the cursor. Returns the number of keys, 0 at the end of the scan, as [`Client::scan_keys`]. Each
+    /// row is one complete version; the rows together are no snapshot.
     ///
     /// # Errors
     /// As [`Client::scan_keys`], and [`ClientError::Argument`] for `values` of another length.
@@ -466,7 +467,8 @@ impl Requests for ScanRequests<'_> {
 }
 
 impl AnyTable {
-    /// Deletes the rows of some keys of this sparse table. Returns when the frames are sent.
+    /// Deletes the rows of some keys of this sparse table. Returns when the frames are sent; the ticket reports
+    /// when they are applied.
     ///
     /// # Errors
     /// As [`Client::delete_keys`].
@@ -490,8 +492,8 @@ impl AnyTable {
         with_table!(&self, table => client.count_keys(table))
     }
 
-    /// Lists stored keys of this sparse table from a cursor on, and moves the cursor. Returns the number of keys
-    /// written.
+    /// Lists stored keys of this sparse table from a cursor on, in no order, and moves the cursor. Returns the
+    /// number of keys written to `keys`; 0 at the end of the scan.
     ///
     /// # Errors
     /// As [`Client::scan_keys`].

@@ -73,7 +73,8 @@ impl Client {
         self.clock.begin_at(clocks);
     }
 
-    /// Sets the clocks at which this worker ends by the schedule of its job: its tick beyond them fails.
+    /// Sets the clocks at which this worker ends by the schedule of its job: a tick beyond them fails. Domains
+    /// that `clocks` does not list end at 0.
     pub(crate) fn end_at(&mut self, clocks: &[DomainClock]) {
         self.clock.end_at(clocks);
     }

@@ -9,9 +9,9 @@ use super::Client;
 use crate::error::ClientError;
 use crate::table::{Element, Table, TableBuilder};
 
-/// Decides which server owns each partition of a table, and how a dense table is cut into partitions. The client that creates the table calls it once, in its own
-/// process, and sends the list: the coordinator and the servers run none of its code. Closures with these parameters
-/// implement it.
+/// Decides which server owns each partition of a table, and how a dense table is cut into partitions. The client
+/// that creates the table calls it once, in its own process, and sends the list: the coordinator and the servers
+/// run none of its code. Closures with the parameters of [`Partitioner::partition_servers`] implement it.
 ///
 /// All workers that create one table must get the same list. The coordinator refuses the creation of an existing
 /// table with another list.
@@ -48,9 +48,10 @@ pub trait Partitioner {
     /// A list that is not valid is refused at creation.
     fn partition_servers(&self, spec: &TableSpec, appliers: &[u16]) -> Vec<u32>;
 
-    /// Returns the first row (tables by rows) or element (range tables) of each partition of a dense table, as many as
-    /// servers; see [`TableBuilder::partition_starts`]. `None`, which the default returns, for near-equal partitions.
-    /// Called after [`Partitioner::partition_servers`], with the same arguments.
+    /// Returns the first row (tables by rows) or element (range tables) of each partition of a dense table, one
+    /// for each entry of `partition_servers`' list; see [`TableBuilder::partition_starts`]. `None`, which the
+    /// default returns, for near-equal partitions. Called after [`Partitioner::partition_servers`], with the
+    /// same arguments.
     fn partition_starts(&self, _spec: &TableSpec, _appliers: &[u16]) -> Option<Vec<u64>> {
         None
     }
@@ -127,7 +128,8 @@ impl Client {
         self.lanes.appliers_of_servers()
     }
 
-    /// Checks that the job has all servers of a definition's partitions.
+    /// Checks that the job has all servers of a definition's partitions; otherwise fails with
+    /// `ClientError::Argument`.
     pub(super) fn check_servers(
         &self,
         op: &'static str,

@@ -93,10 +93,11 @@ impl Client {
         )
     }
 
-    /// Starts a pull of `count` elements of a range table, from element `first` on; [`Client::finish_pull`] waits for
-    /// it. Its reads, up to 16 MiB of all lanes, travel while the program goes on and bring what the table holds at
-    /// some time before the end of `finish_pull`: each block is one committed version. What is longer, ranges of tables
-    /// with snapshots, and the mode `Gather` are read when the pull is finished.
+    /// Starts a pull of `count` elements of a range table, from element `first` on; [`Client::finish_pull`]
+    /// waits for it. Its reads, up to 4 MiB of a lane and 16 MiB of all lanes (of more than 64 lanes: 256 KiB of
+    /// each), travel while the program goes on and bring what the table holds at some time before the end of
+    /// `finish_pull`: each block is one committed version. What is longer, ranges of tables with snapshots, and
+    /// the mode `Gather` are read when the pull is finished.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table of rows, a range that is not in the table, or too many pulls under way.
@@ -155,7 +156,7 @@ impl Client {
     }
 
     /// Blocks until a started pull is complete, and writes its rows to `out` in the order of its keys, or the
-    /// elements of its range.
+    /// elements of its range. The time limit is that of [`Client::set_timeout`], not that of the pull's options.
     ///
     /// # Errors
     /// As [`Client::pull_rows`]. [`ClientError::Argument`] also for a ticket of another client and for an element
@@ -203,7 +204,8 @@ impl Client {
     /// until they are there. Returns their version or versions, as far as they are known.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when the range is not in the table; deadlines; a server's refusal.
+    /// [`ClientError::Argument`] when the range is not in the table, the table has rows, or the mode is
+    /// `Snapshot` and the table has no snapshots; deadlines; a server's refusal.
     pub fn pull_range<T: Element>(
         &mut self,
         table: &Table<T>,

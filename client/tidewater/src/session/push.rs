@@ -31,9 +31,9 @@ const SEND_BYTES: u64 = 64 << 10;
 const NOT_FINITE: &str = "is not finite; push it without an encoding, or repair it";
 
 impl Client {
-    /// Pushes rows to their appliers. Duplicate keys are combined first: sums and gradients are added, the least or
-    /// greatest values are taken, and the last assign wins. Returns when the frames are sent; the ticket reports
-    /// when they are applied.
+    /// Pushes rows to their appliers. Duplicate keys are combined first: sums and gradients are added, the least
+    /// or greatest values are taken, and the last assign wins. Returns when the frames are sent, or held by
+    /// [`Client::batch_pushes`]; the ticket reports when they are applied.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for lengths that do not fit; nothing was sent then. A deadline when a ring stays
@@ -181,7 +181,8 @@ impl Client {
         }
     }
 
-    /// Checks keys and number of elements of an update of rows, as [`Client::push_rows`] does. Sends nothing.
+    /// Checks an update of rows: fails with `ClientError::Argument` for a range table, if `elements` is not the
+    /// number of keys times the row length, and for a key past the end. Sends nothing.
     pub(super) fn check_rows<T: Element>(
         &self,
         op: &'static str,
@@ -202,8 +203,8 @@ impl Client {
         }
     }
 
-    /// Keys of the rows that the last push, also a failed one, has built into frames: these rows are sent in any
-    /// case, and a repetition of the push must leave them out.
+    /// Keys of the rows that the last push of rows, also a failed one, has built into frames: these rows are
+    /// sent in any case, and a repetition of the push must leave them out.
     pub(super) fn built_keys(&self) -> Vec<u64> {
         let mut keys = Vec::new();
         for (rows, &built) in self.by_lane.iter().zip(&self.lane_next) {
@@ -374,7 +375,7 @@ impl Client {
         self.wait_applied_until(ticket, deadline)
     }
 
-    /// Blocks until a push is applied, like [`Client::wait_applied`], but until the given deadline.
+    /// Blocks until a push is applied, as [`Client::wait_applied`] does, but at most until `deadline`.
     ///
     /// # Errors
     /// As [`Client::wait_applied`].
@@ -595,7 +596,8 @@ fn fill_keys(
     }
 }
 
-/// Writes the values of the rows of one frame, `row_bytes` each, to its payload `to`; arguments as of `fill_keys`.
+/// Writes the values of the rows of one frame, `row_bytes` each, to its payload `to`. `rows` are indexes in
+/// `combiner`, `parts` has the offsets of the columns.
 fn fill_values(
     to: &mut [u8],
     parts: RowsPayload,

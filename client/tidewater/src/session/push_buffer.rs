@@ -105,7 +105,7 @@ impl<T: Element> PushBuffer<T> {
     }
 
     /// Makes an empty buffer of values; a push sets each value of the table to the maximum of both
-    /// ([`PushOp::Max`]). Otherwise like [`min`](Self::min).
+    /// ([`PushOp::Max`]). The table must have immediate effect; flushes to another fail.
     pub fn max(table: &Table<T>) -> Self {
         Self::new(table, PushOp::Max)
     }
@@ -201,7 +201,8 @@ impl<T: Element> PushBuffer<T> {
         Ok(std::mem::take(&mut self.sent))
     }
 
-    /// Pushes all buffered rows, whatever their magnitude. Otherwise like [`flush`](Self::flush).
+    /// Pushes all buffered rows, whatever their magnitude. The ticket is that of all pushes since the last flush,
+    /// automatic ones included; without any it is empty.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -219,8 +220,8 @@ impl<T: Element> PushBuffer<T> {
         rows
     }
 
-    /// Removes the applied pushes from the buffer's ticket, so that it stays short. Fails with their refusal, once.
-    /// Does not wait.
+    /// Removes the answered pushes from the buffer's ticket, so that it stays short. Fails with their refusal,
+    /// once: the ticket is then emptied, also of unanswered pushes. Does not wait.
     fn settle(&mut self, client: &mut Client) -> Result<(), ClientError> {
         let applied = match client.try_applied(&self.sent) {
             Ok(false) => client.drop_answered(&mut self.sent).map(|()| false),

@@ -103,8 +103,8 @@ impl WorkerState {
         }
     }
 
-    /// Fails like [`Self::check`] if a thread was lost. The first such call also reports the loss to the coordinator
-    /// over `link`.
+    /// Fails with `ClientError::ThreadLost` if a thread of this worker ended before it finished. The first such
+    /// call also reports the loss to the coordinator over `link`, and waits up to a second for that.
     fn check_over(&self, link: &mut Link) -> Result<(), ClientError> {
         let checked = self.check();
         // SYNC: none. Only that one thread reports matters; the lock of `link` orders the rest.
@@ -208,8 +208,8 @@ impl ThreadGuard {
         self.check_alone("finish")
     }
 
-    /// Checks that a call `op` of the first client finds no open siblings. Fails otherwise, and after the loss of a
-    /// thread.
+    /// Checks that a call `op` of the first client finds no open siblings. Fails otherwise, and after the loss
+    /// of a thread. A sibling passes.
     pub(super) fn check_alone(&self, op: &'static str) -> Result<(), ClientError> {
         self.worker.check()?;
         let open = self.worker.open();

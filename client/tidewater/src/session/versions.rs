@@ -246,10 +246,11 @@ impl Client {
     }
 
     /// Pulls ranges of several tables at one version: the newest that every applier still holds for all of them.
-    /// Blocks. The tables have snapshots and one clock domain. Returns the version; none without elements. Cost: for
-    /// each table a read of its snapshot records, then a pull of its range. If a version is replaced before all
-    /// ranges are read, the call starts again at a newer one. Where ticks come faster than that, more
-    /// [`TableBuilder::versions`](crate::TableBuilder::versions) keep a version longer.
+    /// Blocks. The tables have snapshots and one clock domain. Returns the version; none without elements. Of
+    /// `options` only the timeout has an effect. Cost: for each table a read of its snapshot records, then a
+    /// pull of its range. If a version is replaced before all ranges are read, the call starts again at a newer
+    /// one. Where ticks come faster than that, more [`TableBuilder::versions`](crate::TableBuilder::versions)
+    /// keep a version longer.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a table without snapshots or of another domain, or a range outside of its
@@ -337,11 +338,11 @@ impl Client {
     }
 
     /// Pins a version of a table with snapshots, or its newest one (`None`): servers keep it until
-    /// [`Client::unpin`]. Blocks for a round trip, and returns its number. [`Client::pull_pinned`] reads it, however
-    /// slow this client is. A pin delays no tick and no other client: it keeps one of the table's
-    /// [`versions`](crate::TableBuilder::versions) from being used again, and all but two of them can be pinned, by
-    /// all clients together. It also ends with the session, so that a dead process holds no pins. A version that is
-    /// pinned twice is unpinned twice.
+    /// [`Client::unpin`]. Blocks for a round trip, and returns the number of the pinned version.
+    /// [`Client::pull_pinned`] reads that version, however slow this client is. A pin delays no tick and no
+    /// other client: it keeps one of the table's [`versions`](crate::TableBuilder::versions) from being used
+    /// again, and all but two of them can be pinned, by all clients together. A pin also ends with the session,
+    /// so that a dead process holds none. A version that is pinned twice is unpinned twice.
     ///
     /// # Errors
     /// [`ClientError::VersionGone`] with the versions that are kept; a refusal with the numbers when no further
@@ -444,7 +445,8 @@ impl Client {
         Ok(())
     }
 
-    /// Pulls the elements from `first` on of a version that this client has pinned into `out`. Waits for no clock.
+    /// Pulls the elements from `first` on of a version that this client has pinned into `out`, as many as `out`
+    /// holds, and blocks until they are there. Waits for no clock. Of `options` only the timeout has an effect.
     /// Cost: that of a pull of a snapshot without its first round trip.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ impl Tables {
     }
 
     /// Adds a table to the set, in a free slot if there is one. An older table of the same name must have been
-    /// released by another client: it is dropped, and its handle returned.
+    /// released by another client: it is dropped, and its handle returned. `None` if there was no such table.
     pub(crate) fn add(&mut self, table: TableState) -> Option<HandleId> {
         let same = |slot: &&mut Option<TableState>| {
             slot.as_ref().is_some_and(|old| old.name() == table.name())
@@ -122,7 +122,8 @@ impl Tables {
         }
     }
 
-    /// Finds the state of a handle's table like [`Self::find`], mutably.
+    /// Finds the state of the table that a handle names, mutably. [`ClientError::Argument`] for a handle of
+    /// another client, or of a released table.
     #[inline]
     pub(crate) fn find_mut(
         &mut self,

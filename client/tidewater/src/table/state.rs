@@ -320,8 +320,8 @@ impl TableState {
         self.lane_of_partition.get(partition as usize).copied()
     }
 
-    /// Source and location of a row, if known without a request; `None` if a server must resolve it. The location of
-    /// a dense row is `NONE`.
+    /// Source and location of a row, if known without a request. `None` if a server must resolve the row, and
+    /// for a dense row past the end. The location of a dense row is `RowLocation::NONE`.
     #[inline]
     pub(crate) fn locate(&self, key: u64) -> Option<(RowSource, RowLocation)> {
         if !self.is_sparse() {
@@ -342,7 +342,8 @@ impl TableState {
         }
     }
 
-    /// Source of a row of a dense table, computed from its number. `None` past the end.
+    /// Source of a row of a dense table, computed from its number. `None` past the end, for a sparse table, and
+    /// for a partition that no server has described.
     #[inline]
     pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
         let Shape::Dense { rows, .. } = self.spec.shape else {
@@ -376,8 +377,8 @@ impl TableState {
         })
     }
 
-    /// Source of a sparse row at a known location. `Err` is the number of its extent if the address of that is not
-    /// known yet.
+    /// Source of a sparse row at a known location. `Err` is the number of its extent if the address of that
+    /// extent is not known yet, or the extent has no such slot.
     #[inline]
     pub(crate) fn sparse_row(&self, lane: usize, loc: RowLocation) -> Result<RowSource, u16> {
         let number = loc.extent();
@@ -427,8 +428,9 @@ impl TableState {
         Some((op, first as u16 + 1))
     }
 
-    /// Stores entries of a lane's extent table that were read into `lines`, from entry number `first` on. Entries
-    /// that do not validate (of extents that do not exist yet) are skipped.
+    /// Stores entries of a lane's extent table that were read into `lines`, from entry number `first` on.
+    /// Entries that do not validate (of extents that do not exist yet), or have less memory than their slots
+    /// take, are skipped.
     pub(crate) fn learn_extents(&mut self, lane: usize, first: u16, lines: &[u8]) {
         let stride = self.row.stride as u64;
         let Some(sparse) = self.sparse.get_mut(lane) else {

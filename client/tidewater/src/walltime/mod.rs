@@ -93,10 +93,12 @@ impl Walltime {
 
     /// Returns whether the run ends here; called at the start of each step, on all workers. With BSP
     /// and SSP the answer is the same for all workers at the same step. With ASP each worker sees it at
-    /// its next check. Workers that meet between steps then have to announce there which of them stop.
+    /// its next check. Workers that meet between steps then have to announce there which of them stop. True after
+    /// [`Walltime::end`].
     ///
     /// # Cost
-    /// A pull of two rows at each `every`-th step, nothing at the others.
+    /// A pull of two rows, and up to 1 ms for a message of the coordinator, at each `every`-th step, nothing at
+    /// the others.
     ///
     /// # Errors
     /// As of a pull and a push.

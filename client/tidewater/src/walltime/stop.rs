@@ -73,8 +73,9 @@ impl StopSign {
         })
     }
 
-    /// Returns whether the run ends before this step. Every worker calls it at the start of each step; it reads the
-    /// table at each `every`-th. `signal` returns the number of a signal that this worker has received.
+    /// Returns whether the run ends before this step. Every worker calls it at the start of each step; it reads
+    /// the table at each `every`-th, and returns false at the others. `signal` returns the number (not 0) of a
+    /// signal that this worker has received; the first one is written to the table.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -105,7 +106,7 @@ impl StopSign {
     }
 
     /// Returns the number of the signal that ended the run, the same at every worker; `None` without one. All
-    /// workers call it after the last step; it blocks until all have.
+    /// workers call it after the last step; it blocks until all have. `signal` is as in [`StopSign::look`].
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.

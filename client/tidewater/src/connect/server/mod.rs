@@ -112,9 +112,10 @@ pub struct NetServerLink {
     /// Control connection; `None` while it is cut.
     conn: Option<Control>,
     session: SessionId,
-    /// Whether the server is the successor of the one that made the session, and has not got its client yet.
+    /// Whether the server is the successor of the one that made the session, and the session is not reattached
+    /// yet.
     succeeds: bool,
-    /// Address of the push counter, by applier.
+    /// Address of the push counter, by applier; `None` if pushes are not counted there.
     counters: Vec<Option<RemoteAddr>>,
     watch: Reactor,
     waker: Waker,
@@ -242,8 +243,9 @@ impl NetServerLink {
             .map_err(|e| self.failure(e))
     }
 
-    /// Sends a request as [`Self::ask`] does, but each progress notice of the server extends the time of the attempt,
-    /// at most up to `deadline`.
+    /// Sends a request over the session's control connection and waits for the answer; without a connection it
+    /// first resumes the session over a new one. Each progress notice of the server extends the time of the
+    /// attempt, at most up to `deadline`.
     fn ask_patiently(
         &mut self,
         request: &ServerRequest,
@@ -374,9 +376,10 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats `attempt`, with growing pauses, while the connection fails and `deadline` has not passed; then the
-    /// error is `ClientError::ServerLost`. Other failures are returned at once; so is an absent server if a session
-    /// is open.
+    /// Repeats `attempt`, with growing pauses, while it fails with `Failure::Again` or `Failure::Absent`; at
+    /// `deadline` the error is `ClientError::ServerLost`. An absent server with an open session is that error at
+    /// once. Other failures are returned at once and unchanged. Each attempt gets a deadline at most `ATTEMPT`
+    /// ahead.
     fn attempts<T>(
         &mut self,
         op: &'static str,
@@ -402,8 +405,9 @@ impl NetServerLink {
         }
     }
 
-    /// Makes one attempt to recover the lane to an applier: the server makes a new lane, and the client connects to
-    /// it. The attempt ends at `deadline`, a slow verbs connection at `call`, the end of the caller's call.
+    /// Makes one attempt to recover the lane to an applier: the server makes a new lane, and the client connects
+    /// to it. The attempt ends at `deadline`; over verbs, progress of the server extends it up to `call`, the
+    /// deadline of the caller's call.
     fn try_recover(
         &mut self,
         applier: ApplierId,

@@ -35,7 +35,7 @@ impl NetServerLink {
     }
 
     /// Opens a session with lanes over verbs, on the first pair of RDMA ports that passes its check. If verbs are
-    /// unavailable it returns `Failure::Unfit`, and the control connection stays for the next transport.
+    /// unavailable it returns `Failure::Unfit`, and keeps an open control connection for the next transport.
     pub(super) fn open_verbs(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Verbs);
         self.needs_tcp_address()?;
@@ -118,9 +118,10 @@ impl NetServerLink {
         ).into()))
     }
 
-    /// Requests a session with lanes over TCP or verbs, over the existing control connection or a new one. Repeats
-    /// the request while an earlier session of this link still holds the rank. A server that refuses the transport is
-    /// `Failure::Unfit`; the control connection then stays open.
+    /// Requests a session with lanes over TCP or verbs, over the existing control connection or a new one, and
+    /// stores it in the link. Repeats the request after a failed connection, and while an earlier session of
+    /// this link still holds the rank. `Failure::Unfit` if the server refuses the transport or this host has no
+    /// RDMA port; the control connection then stays open.
     fn attach_remote(&mut self, transport: Transport, deadline: Deadline) -> Attempt<Attached> {
         let mut first = true;
         let attached = self.attempts("attach", deadline, |link, deadline| {
@@ -173,16 +174,16 @@ impl NetServerLink {
         Ok(())
     }
 
-    /// Opens the session's RDMA port again after its device has failed. Reads into buffers that the program
-    /// registered before copy from now on, until it registers them again.
+    /// Opens the session's RDMA port again after its device has failed. Buffers that were registered with the
+    /// failed device are ordinary memory from then on: reads into them copy.
     fn reopen_verbs(&mut self) -> Attempt<()> {
         let port = self.paths.port();
         let port = port.ok_or_else(|| Failure::Again("there is no port".into()))?;
         self.open_port(&port)
     }
 
-    /// Connects the lanes of a new session: those over verbs by one request, those over TCP one by one. A lane with
-    /// a failed connection is recovered.
+    /// Connects the lanes of a new session, in the order of `attached.lanes`: those over verbs by one request,
+    /// those over TCP one by one. A TCP lane with a failed connection is recovered; over verbs all lanes are.
     fn connect_lanes(&mut self, attached: &Attached, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let grants = &attached.lanes;
         if self.transport == TransportKind::Verbs {
@@ -243,8 +244,9 @@ impl NetServerLink {
             .map_err(|e| Failure::Again(e.into()))
     }
 
-    /// Drops the push counter of a lane over verbs, since `device` has no 64-bit atomics and cannot count pushes. If
-    /// the program chose verbs explicitly, it fails with the remedy; otherwise it logs the reason.
+    /// Drops the push counter of a lane over verbs, since `device` has no 64-bit atomics and cannot count
+    /// pushes. If the program chose verbs explicitly, it fails with the remedy; otherwise it logs the reason
+    /// (for applier 0 only, so once a session).
     fn go_uncounted(&mut self, applier: ApplierId, device: &str) -> Attempt<()> {
         let why = format!(
             "pushes are counted (--count-pushes), but {device} has no 64-bit atomics: start servers without \
@@ -286,8 +288,9 @@ impl NetServerLink {
         self.opened(&side, grant, offer, &connected, deadline)
     }
 
-    /// Connects all lanes of a session over verbs, as [`Self::verbs_lane`] does, but by one request to the server.
-    /// Lanes are in the order of `grants`.
+    /// Connects all lanes of a session over verbs by one request to the server: makes queue pairs at both ends
+    /// and exchanges their numbers. Returns the lanes in the order of `grants`. Progress notices of the server
+    /// extend the attempt up to `deadline`.
     fn verbs_lanes(
         &mut self,
         grants: &[LaneGrant],
@@ -316,7 +319,8 @@ impl NetServerLink {
     }
 
     /// Makes the client's end of a lane over verbs: queue pairs and mailbox. Sends nothing; the caller sends the
-    /// offer to the server. Reopens the port first if its device has failed.
+    /// offer to the server. Reopens the port first if its device has failed. A failure before any lane of the
+    /// session has proved its path excludes the port from further attempts.
     fn offer(&mut self, grant: &LaneGrant) -> Attempt<(Arc<VerbsSide>, LaneOffer)> {
         if self.verbs.as_ref().is_some_and(|side| side.has_failed()) {
             self.reopen_verbs()?;
@@ -390,8 +394,8 @@ fn unfit(failure: Failure) -> Failure {
     }
 }
 
-/// Reads the public copy of a lane's status record once over a new verbs lane. The lane then holds the remote key of that
-/// memory, and no later read waits for a lookup in the server's key directory.
+/// Reads the public copy of a lane's status record once over a new verbs lane, and drops its content. The lane
+/// then holds the remote key of that memory, and no later read waits for a lookup in the server's key directory.
 ///
 /// # Errors
 /// The read failed or missed `deadline`: the caller tries another transport.

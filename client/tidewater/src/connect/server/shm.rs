@@ -49,7 +49,8 @@ impl NetServerLink {
         Ok(attached.lanes.iter().zip(lanes).map(open).collect())
     }
 
-    /// Maps the new memory of recovered lane `a`, from descriptors that the server passed, and returns the lane.
+    /// Maps the new memory of the recovered lane to applier `a`, from descriptors that the server passed, and
+    /// returns the lane. `Failure::Again` if the control connection is cut.
     pub(super) fn renewed(&mut self, a: usize, attach: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
         let Some(mut conn) = self.conn.take() else {
             return Err(Failure::Again("the connection is cut".into()));

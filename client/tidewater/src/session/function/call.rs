@@ -243,8 +243,9 @@ impl Client {
     }
 
     /// Runs the reducing function `name` of the servers on the rows of `keys`, which are created if they are
-    /// missing, and blocks for the results. It returns equally many elements for each key of a frame; `out` gets
-    /// them in the order of the keys. A server's program thus decides what a pull returns.
+    /// missing, and blocks for the results. The function returns equally many elements for each key of a frame
+    /// (`out.len()` divided by the number of keys); `out` gets them in the order of the keys. A server's program
+    /// thus decides what a pull returns.
     ///
     /// # Errors
     /// As [`Client::call_rows`]; [`ClientError::Protocol`] when the function returns another number of elements.
@@ -326,7 +327,8 @@ impl Client {
     }
 
     /// Checks that the input tables of a call have the shape and partitions of its target, on the same servers.
-    /// Returns their table numbers. A call without inputs has its target as input of an expression, and none for a named function.
+    /// Returns their table numbers. A call without inputs has its target as the input of an expression, and no
+    /// input of a named function.
     fn input_ids<T: Element>(
         &self,
         op: &'static str,
@@ -361,7 +363,8 @@ impl Client {
     }
 
     /// Cuts the range that a call covers into pieces, each for one frame and one lane. Asks the servers for the
-    /// number of slots of a sparse table. Fails for a range outside the table.
+    /// number of slots of a sparse table. Fails for a range outside the table, and for any range of a sparse
+    /// table.
     fn pieces<T: Element>(
         &mut self,
         op: &'static str,

@@ -25,7 +25,7 @@ pub(crate) fn header_of(table: &TableState, kind: FrameKind, piece: FramePiece) 
 }
 
 /// Requests the number of slots of each partition of a sparse table from its applier, and blocks until all have
-/// answered. In the order of the partitions.
+/// answered. The numbers are in the order of the partitions.
 pub(crate) fn count_slots(
     lanes: &mut Lanes,
     table: &TableState,
@@ -99,7 +99,8 @@ impl Requests for PieceRequests<'_> {
 /// can use `payload` again afterwards.
 ///
 /// # Errors
-/// As [`Lanes::request_all`]. No further request is built then, and replies that are still to come are discarded.
+/// The first refusal; a deadline; [`ClientError::Protocol`] for an impossible reply. No further request is built
+/// then, and replies that are still to come are discarded.
 pub(crate) fn request_all(
     lanes: &mut Lanes,
     table: &TableState,

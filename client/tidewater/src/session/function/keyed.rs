@@ -88,7 +88,7 @@ pub(crate) struct RowsScratch {
 }
 
 impl RowsScratch {
-    /// Encodes the keys with indexes `rows`, and `each` values of each key, as the contents of one frame.
+    /// Replaces the contents by one frame: the encoded keys with indexes `rows`, and `each` values of each key.
     pub(crate) fn fill<T: Element>(
         &mut self,
         keys: &[u64],

@@ -62,7 +62,8 @@ impl<T: Element> Expression<T> {
         self.inputs
     }
 
-    /// Number of parameters (`p0`, `p1`, ...) that the expression needs.
+    /// Number of parameters that a call must give: 1 more than the largest number of those named (`p0`, `p1`,
+    /// ...).
     pub const fn parameters(&self) -> usize {
         self.parameters
     }
