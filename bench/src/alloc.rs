@@ -29,12 +29,14 @@ pub fn of_thread() -> u64 {
     HERE.get()
 }
 
-/// Allocations of this process so far, without those of threads that called [`exclude_this_thread`].
+/// Allocations and reallocations of this process so far, without those that a thread makes after it called
+/// [`exclude_this_thread`]; 0 unless [`Counting`] is the program's allocator.
 pub fn of_process() -> u64 {
     PROCESS.load(Ordering::Relaxed)
 }
 
-/// Excludes this thread from [`of_process`], because it only serves the measurement.
+/// Excludes this thread's later allocations from [`of_process`]; for a thread that only serves the measurement.
+/// [`of_thread`] still counts them.
 pub fn exclude_this_thread() {
     EXCLUDED.set(true);
 }

@@ -25,7 +25,7 @@ use crate::measure::Work;
 pub const ROWS_CACHED: u64 = 1_024;
 /// Number of rows that exceeds every cache.
 pub const ROWS_MANY: u64 = 1_000_000;
-/// Rows in a frame.
+/// Maximum rows in a frame. Frames of random rows have fewer, because a row that is drawn twice counts once.
 const FRAME_ROWS: usize = 1_024;
 /// Distinct frames, used in rotation.
 const FRAMES: usize = 64;
@@ -47,7 +47,7 @@ pub struct Rule {
     pub optimizer: Optimizer,
 }
 
-/// Returns every rule that a row can be pushed by.
+/// Returns the measured rules: all optimizers, and the operations sum and assign without one.
 pub fn rules() -> Vec<Rule> {
     let momentum = |nesterov| Optimizer::Momentum {
         lr: 1e-3,
@@ -96,23 +96,23 @@ pub struct Applier {
     frames: Vec<Frame>,
     next: usize,
     applied: bool,
-    /// Number of pushes to each row.
+    /// Number of measured pushes to each row, without those of the last sample if `applied`.
     pushes: Vec<u32>,
     oracle: Oracle,
     row: Vec<u8>,
 }
 
-/// A push frame for random rows.
+/// A push frame.
 #[derive(Debug)]
 struct Frame {
     header: FrameHeader,
     payload: Vec<u8>,
-    /// Numbers of its rows, ascending by key.
+    /// Numbers of its rows; in a measured frame ascending by key, each once.
     rows: Vec<u32>,
 }
 
-/// Expected element after each number of pushes, computed by the kernel on a separate row. The applier
-/// adds the lookup of the row and the store of a complete row.
+/// Expected bytes of an element after each number of pushes, computed by the kernel on a separate row of one
+/// element. The measured applier also looks up rows and stores complete ones.
 #[derive(Debug)]
 struct Oracle {
     kernel: RowKernel,
@@ -136,10 +136,11 @@ impl Oracle {
 }
 
 impl Applier {
-    /// Creates a table with all `rows` rows of `dim` f32.
+    /// Creates a table with all `rows` rows of `dim` f32, and the frames.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if memory cannot be allocated, [`BenchError::System`] if a thread cannot be started.
+    /// [`BenchError::Store`] if memory cannot be allocated or a frame is rejected, [`BenchError::System`] if a
+    /// thread cannot be started.
     pub fn new(rule: Rule, dim: usize, rows: u64, seed: u64) -> Result<Self, BenchError> {
         let memory = ServerMemory::new(MEMORY, Incarnation(1)).map_err(store)?;
         let memory = Arc::new(memory);
@@ -189,7 +190,7 @@ impl Applier {
         self.frames[self.next].rows.len()
     }
 
-    /// Creates every row by neutral pushes: zeros subtracted from zeros.
+    /// Creates every row by a push that assigns zeros. These pushes are not counted.
     fn create(&mut self, rows: u64) -> Result<(), BenchError> {
         let all: Vec<u32> = (0..rows as u32).collect();
         for numbers in all.chunks(FRAME_ROWS) {
@@ -239,7 +240,8 @@ impl Work for Applier {
         apply(&mut self.engine, self.sender, &self.frames[self.next])
     }
 
-    /// Checks one row in sixteen of the frame; checking all of them takes longer than applying them.
+    /// Checks one row in sixteen of the last frame; checking all of them takes longer than applying them.
+    /// Returns the number of wrong elements; a row that cannot be read counts as one.
     fn check(&mut self) -> u64 {
         let numbers = &self.frames[self.next].rows;
         let extra = u32::from(self.applied);
@@ -275,7 +277,7 @@ fn apply(engine: &mut Engine, sender: FrameSender, frame: &Frame) -> Result<(), 
         .map_err(|refusal| store(format!("a frame was refused: {refusal:?}")))
 }
 
-/// Builds a frame that pushes `value` to every element of some rows.
+/// Builds a frame that pushes `value` to every element of some rows, with their locations if `locs` has them.
 fn frame(
     rows: Vec<u32>,
     locs: Option<Vec<RowLocation>>,

@@ -18,7 +18,7 @@ use crate::cmd::ssp::SspArgs;
 use crate::cmd::tables::{BandwidthArgs, LatencyArgs, RateArgs};
 use crate::{cluster, roofline};
 
-/// Examples at the end of every subcommand's help.
+/// Examples and exit codes at the end of the help of the program and of each visible subcommand.
 pub const EXAMPLES: &str = "\
 Examples:
   tidewater-bench latency

@@ -13,8 +13,8 @@ const BARRIER: &str = "bench";
 /// Period of a gradient, elements.
 const CHUNK: usize = 1024;
 
-/// Ticks of several workers on one thread under BSP. A sample is the last worker's tick until it sees
-/// that all have ticked. The other workers tick before it, untimed.
+/// Ticks of several workers on one thread under BSP. A sample lasts from the tick of the last worker of the
+/// list until that worker sees that all have ticked. The other workers tick before, untimed.
 #[derive(Debug)]
 pub struct Ticks<'c> {
     clients: Vec<(&'c mut Client, Table<f32>)>,
@@ -22,7 +22,8 @@ pub struct Ticks<'c> {
 }
 
 impl<'c> Ticks<'c> {
-    /// Takes these workers; no other worker of the job may be behind.
+    /// Takes these workers, and creates a table for their empty pulls, which wait for the clock. No other worker
+    /// of the job may be behind.
     ///
     /// # Errors
     /// Errors of the table's creation.
@@ -69,7 +70,7 @@ impl Work for Ticks<'_> {
         Ok(())
     }
 
-    /// Checks that the last worker sees its own tick, and no worker sees a tick that was not made.
+    /// Returns 1 if the clock of all workers, as the last worker sees it, is not its own; otherwise 0.
     fn audit(&mut self) -> Result<u64, BenchError> {
         let Some((client, _)) = self.clients.last_mut() else {
             return Ok(0);
@@ -101,8 +102,7 @@ impl Work for Barrier<'_> {
 /// A BSP training step on a complete dense table: pull, push a gradient for all of it, tick, and
 /// wait until all workers have ticked. Gradients are summed at the tick and subtracted with rate 1: after
 /// `n` ticks an element holds `-n x workers x step`. Workers compare the pulled values between steps
-/// and begin the next step together. A comparison therefore never takes processor time from a timed
-/// step.
+/// and begin the next step together, so that a comparison takes no processor time from the next timed step.
 #[derive(Debug)]
 pub struct BspStep<'c> {
     client: &'c mut Client,
@@ -110,13 +110,13 @@ pub struct BspStep<'c> {
     workers: u32,
     gradient: Vec<f32>,
     out: Vec<f32>,
-    /// Clock of the last pull.
+    /// Number of ticks before the last pull.
     pulled_at: u64,
     failed: Option<BenchError>,
 }
 
 impl<'c> BspStep<'c> {
-    /// Creates a table of `bytes`; all workers of the job make the same number of steps.
+    /// Creates a table of `bytes` bytes. All `workers` workers of the job must make the same number of steps.
     ///
     /// # Errors
     /// Errors of the table's creation.

@@ -36,7 +36,7 @@ impl Op {
 pub enum Style {
     /// Each call ends before the next begins: a pull with its values, a push when it is applied.
     Alone,
-    /// This many calls are in flight; the sample ends with the last one. Range pulls run one after the
+    /// At most this many calls are in flight; the sample ends with the last one. Range pulls run one after the
     /// other: the benchmark uses asynchronous pulls of rows only.
     Window(usize),
 }
@@ -46,7 +46,7 @@ trait Memory: DerefMut<Target = [f32]> + fmt::Debug {}
 
 impl<M: DerefMut<Target = [f32]> + fmt::Debug> Memory for M {}
 
-/// Memory of a pull, and the batch that was read into it last.
+/// Memory of a pull, and the index of the batch that was pulled into it last; `None` since it was overwritten.
 #[derive(Debug)]
 struct Destination {
     memory: Box<dyn Memory>,
@@ -61,7 +61,7 @@ pub struct Calls<'s, 'c> {
     options: PullOptions,
     style: Style,
     calls: u64,
-    /// One for each pull in flight.
+    /// One for each pull that may be in flight; empty for pushes.
     destinations: Vec<Destination>,
     pulls: VecDeque<(PullTicket, usize)>,
     pushes: VecDeque<Ticket>,
@@ -69,7 +69,7 @@ pub struct Calls<'s, 'c> {
     turn: usize,
     /// Batch of the next call: `turn` modulo the number of batches, without the division.
     next: usize,
-    /// Calls that the workload has not counted yet.
+    /// Turns of the calls since the last sample was prepared; the workload has not counted their pushes yet.
     uncounted: std::ops::Range<usize>,
 }
 
@@ -113,7 +113,7 @@ impl<'s, 'c> Calls<'s, 'c> {
         }
     }
 
-    /// Makes all pulls use registered memory, which a NIC may write.
+    /// Replaces the destinations of all pulls by registered memory, which a NIC may write.
     ///
     /// # Errors
     /// If the client cannot register memory.
@@ -222,7 +222,7 @@ impl Work for Calls<'_, '_> {
         Ok(())
     }
 
-    /// Checks the last pull of each destination; pushes are counted for the next audit.
+    /// Checks the last pull of each destination. Pushes are only counted for the next audit; returns 0 for them.
     fn check(&mut self) -> u64 {
         if self.op == Op::Push {
             let batches = self.workload.batches();

@@ -13,16 +13,17 @@ pub struct Ratio {
     pub unit: String,
     /// Figures of Tidewater, one per round.
     pub ours: Vec<f64>,
-    /// Name of the baseline.
+    /// Name of the baseline; `None` without one.
     #[serde(rename = "rival")]
     pub baseline: Option<String>,
-    /// Figures of the baseline, one per round.
+    /// Figures of the baseline, one per round; empty without a baseline.
     pub theirs: Vec<f64>,
-    /// Compared value: the median of the rounds' ratios, or of our figures without a baseline.
+    /// Compared value: the median of `ours` / `theirs` of the rounds; without a baseline, and for an absolute
+    /// target, the median of `ours`.
     pub value: f64,
-    /// Smallest and largest value of the rounds.
+    /// Smallest and largest of the rounds' numbers that `value` is the median of.
     pub spread: [f64; 2],
-    /// The target, and whether it was met.
+    /// The target, and whether it was met; `None` without a target.
     pub target: Option<Outcome>,
     /// Number of wrong values.
     pub wrong: u64,
@@ -37,9 +38,9 @@ pub struct Outcome {
     pub met: bool,
     /// Whether the value repeats on a busy machine.
     pub steady: bool,
-    /// Whether the target was met before, so that missing it fails `--gate`.
+    /// Whether the target was met before: missing it fails `--gate` if the target is also steady.
     pub gate: bool,
-    /// Whether the value is a count, not a time.
+    /// Whether the value is a count, which debug assertions do not change, not a time.
     #[serde(default)]
     pub counted: bool,
 }
@@ -53,7 +54,7 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// Median of some numbers; the mean of the middle two for an even count.
+/// Median of some numbers in any order; the mean of the middle two for an even count, `None` of no numbers.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

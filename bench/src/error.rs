@@ -12,7 +12,7 @@ pub type Cause = Box<dyn Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// Options that contradict each other.
+    /// Options that contradict each other, or a value that is not possible.
     #[error("{0}; see --help")]
     Usage(String),
     /// The system denies a resource that the run needs.
@@ -42,7 +42,8 @@ pub enum BenchError {
     /// A call failed while it was measured.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The store of an applier without a server cannot be created, or it rejected a row.
+    /// The store of an applier without a server cannot be created, or the applier rejected a frame. In a chaos
+    /// run also an unusable token, or a wrong row of a training.
     #[error("{0}")]
     Store(#[source] Cause),
 }
@@ -72,7 +73,7 @@ impl BenchError {
         }
     }
 
-    /// Exit code: 2 for usage, 3 for the environment, 4 for a peer.
+    /// Exit code: 2 for `Usage`; 3 for `System`, `File` and `Store`; 4 for `Process` and `Client`.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

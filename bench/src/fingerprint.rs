@@ -13,13 +13,13 @@ use crate::options::{Common, Wire};
 pub struct Fingerprint {
     /// Version of the program.
     pub version: String,
-    /// Commit of the build, if it was made in a repository.
+    /// Commit of the build; `unknown` if it was not made in a repository.
     pub commit: String,
     /// Version of the compiler.
     pub rustc: String,
     /// Cargo profile, and the build settings that slow it down.
     pub profile: String,
-    /// Additional flags of the compiler.
+    /// Additional flags of the compiler, or `none`.
     pub rustflags: String,
     /// Model name of the processor.
     pub cpu: String,
@@ -29,7 +29,7 @@ pub struct Fingerprint {
     pub numa_nodes: usize,
     /// Version of the kernel.
     pub kernel: String,
-    /// Frequency governor of the CPU.
+    /// Frequency governor of core 0; `unreadable` if the kernel names none.
     pub governor: String,
     /// Clock source of the kernel.
     pub clocksource: String,
@@ -39,9 +39,9 @@ pub struct Fingerprint {
     pub load: String,
     /// Transport that carried the bytes.
     pub transport: String,
-    /// Network interface of the transport.
+    /// Network interface of the transport: `none`, the loopback interface, or a reference to the server's log.
     pub nic: String,
-    /// MTU of the interface, bytes; 0 without one.
+    /// MTU of the loopback interface, bytes; 0 if the transport is not TCP.
     pub mtu: u64,
     /// Number of server processes; the maximum if a run varies them.
     pub servers: u32,
@@ -49,9 +49,9 @@ pub struct Fingerprint {
     pub appliers: u16,
     /// Number of workers; the maximum if a run varies them.
     pub workers: u32,
-    /// Bytes of each lane's ring.
+    /// Bytes of each lane's ring: the default, not a measured value.
     pub ring_bytes: usize,
-    /// Cores that the client's thread and the servers are pinned to.
+    /// Cores that the client's thread and the servers are pinned to, as the options name them; `no` for none.
     pub pinned: String,
     /// Seed of keys and values.
     pub seed: u64,
@@ -64,7 +64,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Collects the fingerprint of this process.
+    /// Collects the fingerprint of this process. `timer` is the cost of a clock reading.
     pub fn take(what: &str, common: &Common, servers: u32, workers: u32, timer: Duration) -> Self {
         let checks = if cfg!(debug_assertions) {
             " (debug assertions and overflow checks on: slower than a release)"
@@ -188,7 +188,7 @@ fn line_of(path: &str) -> String {
     text.map_or_else(|_| "unreadable".into(), |t| t.trim().to_owned())
 }
 
-/// The item in brackets in a list like `always [never] advise`.
+/// The item in brackets in a list like `always [never] advise`; without brackets the list itself.
 fn chosen(list: &str) -> String {
     let inside = list
         .split_once('[')

@@ -9,7 +9,7 @@ use tidewater_bench::sheet::Failures;
 use tidewater_bench::{BenchError, alloc, cluster, cmd, roofline};
 use tidewater_cli::manpages;
 
-/// Counts the allocations of operations.
+/// The program's allocator: the system allocator, which counts allocations.
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 

@@ -97,7 +97,7 @@ impl Transport {
         }
     }
 
-    /// Kind of rooflines for this transport; `None` if this program has none.
+    /// Kind of rooflines for this transport; `None` for RDMA, which has none in this program.
     pub const fn wire(self) -> Option<Wire> {
         match self {
             Self::Shm => Some(Wire::Memory),
@@ -175,7 +175,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// Default options, for a subcommand with options of its own.
+    /// The defaults of the command line with this transport and seed, for a subcommand with options of its own.
     pub const fn plain(transport: Transport, seed: u64) -> Self {
         Self {
             transport,
@@ -202,7 +202,7 @@ impl Common {
 /// Parses a duration: `250ms`, `2s`, `500us`; a bare number is in seconds.
 ///
 /// # Errors
-/// A text that names the accepted forms.
+/// A text that names the accepted forms; also for a time below 1 us or above 24 h.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("\"{text}\" is no time: use 250ms, 2s or 500us");
     let (number, unit) = if let Some(n) = text.strip_suffix("ms") {
@@ -219,7 +219,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Parses a number above zero.
+/// Parses a finite number above zero.
 ///
 /// # Errors
 /// A text that names the accepted form.

@@ -9,15 +9,15 @@ use crate::measure::{Figures, Measured, Pace};
 pub struct Row {
     /// Name of the subcommand.
     pub test: String,
-    /// Name of the call: `pull`, `push`, `tick`, or a rule of an applier.
+    /// Name of the call: `pull`, `push`, `tick`, `barrier`, `step`, `take`, `report`, or a rule of an applier.
     pub op: String,
     /// Kind of table, or another attribute that distinguishes the row.
     pub table: String,
-    /// Read mode of pulls; `None` for other calls.
+    /// Read mode of pulls; `None` for other calls. In a soak `saving` if a save was under way, otherwise `None`.
     pub mode: Option<String>,
     /// Pace of the samples: back to back, or at a rate.
     pub pace: String,
-    /// Bytes of a message; for `scale` and `ssp` the number of workers.
+    /// Bytes of a message or row; for `scale` and `ssp` the number of workers, for `queue` of clients.
     pub size: u64,
     /// Payload bytes of a call.
     pub bytes_per_call: u64,
@@ -29,7 +29,7 @@ pub struct Row {
     /// Processor time of the client's thread per call, microseconds; `None` in an open loop, which
     /// polls the clock.
     pub cpu_client_us: Option<f64>,
-    /// Processor time of all servers per call, microseconds.
+    /// Processor time of all servers per call, microseconds; for `queue` that of the coordinator.
     pub cpu_server_us: Option<f64>,
     /// Allocations of the client per call.
     pub allocs_client: Option<f64>,
@@ -38,7 +38,8 @@ pub struct Row {
     /// Roofline of this row: the machine's limit without Tidewater.
     #[serde(rename = "ceiling")]
     pub roofline: Option<Roofline>,
-    /// Percent of the roofline: its time by ours for latency, our bytes by its bytes otherwise.
+    /// Percent of the roofline. For `latency`, and without payload: its median time divided by ours. Otherwise:
+    /// our bandwidth divided by that of the roofline.
     pub eff_percent: Option<f64>,
     /// Number of repeated reads. Not counted in rows of several workers: 0.
     pub retries: u64,
@@ -70,9 +71,9 @@ pub struct Label {
     pub op: String,
     /// Kind of table, or another attribute.
     pub table: String,
-    /// Read mode of pulls; `None` otherwise.
+    /// Value of [`Row::mode`].
     pub mode: Option<String>,
-    /// Bytes of a message.
+    /// Value of [`Row::size`].
     pub size: u64,
 }
 
@@ -106,7 +107,7 @@ impl Row {
         }
     }
 
-    /// Adds the roofline to the row.
+    /// Sets the roofline and computes `eff_percent` from it; `None` leaves both empty.
     #[must_use]
     pub fn with_roofline(mut self, roofline: Option<Roofline>) -> Self {
         self.eff_percent = roofline.as_ref().map(|roofline| {

@@ -60,7 +60,7 @@ pub struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    /// Prints the header: the run's fingerprint, each line after a `#`.
+    /// Prints the header, which is the run's fingerprint, each line after a `#`. Creates a sheet without rows.
     ///
     /// # Errors
     /// If standard output is closed.
@@ -108,7 +108,8 @@ impl<'a> Sheet<'a> {
         print(&format!("# {text}\n"))
     }
 
-    /// Writes the files; returns the failures of the run.
+    /// Writes the files of `--json` and `--csv`; returns the failures of the run: wrong values, and rows that
+    /// miss `--max-p99` or `--min-bw`.
     ///
     /// # Errors
     /// [`BenchError::File`] if a file cannot be written.
@@ -146,7 +147,7 @@ impl<'a> Sheet<'a> {
     }
 }
 
-/// Prints text to standard output.
+/// Prints text to standard output and flushes; adds no line end.
 ///
 /// # Errors
 /// If standard output is closed.
@@ -192,7 +193,7 @@ pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
 /// Reads a file of results.
 ///
 /// # Errors
-/// [`BenchError::File`] if the file cannot be read or parsed.
+/// [`BenchError::File`] if the file cannot be read or parsed, or its layout is not [`SCHEMA`].
 pub fn read_json(path: &Path) -> Result<Document, BenchError> {
     let text = std::fs::read(path).map_err(|e| BenchError::file(path, e))?;
     let document: Document =

@@ -13,7 +13,7 @@ pub const SIZES_MAX: usize = 1_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes(pub Vec<u64>);
 
-/// Parses a number of bytes: digits and `K`, `M` or `G` for powers of 1024.
+/// Parses a number of bytes: digits, and optionally `K`, `M` or `G` (or lower case) for powers of 1024.
 ///
 /// # Errors
 /// A text with the defect and the accepted form.
@@ -43,7 +43,7 @@ fn message_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Expands `first:last:xF` or `first:last:+S`.
+/// Appends the sizes of `first:last:xF` or `first:last:+S` to `into`; `last` only if a step meets it.
 fn range(text: &str, into: &mut Vec<u64>) -> Result<(), String> {
     let bad =
         || format!("\"{text}\" is no range: use first:last:xF or first:last:+S, like 8:16M:x2");

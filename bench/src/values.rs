@@ -6,7 +6,7 @@
 
 use tidewater_protocol::layout::hash::mix64;
 
-/// Pushes to a row after which the integers would pass 2^24, the limit of exact integers in f32.
+/// Maximum pushes to a row: all values then stay below 2^24, the limit of exact integers in f32.
 pub const PUSHES_MAX: u32 = 4_000_000;
 const BASES: u32 = 1024;
 const _: () = assert!(BASES + PUSHES_MAX * 3 < 1 << 24);
@@ -23,7 +23,7 @@ impl Values {
         Self { seed }
     }
 
-    /// Returns what one push adds to each element.
+    /// Returns what one push adds to each element of a row of `columns` elements.
     pub fn steps(columns: usize) -> Vec<f32> {
         (0..columns).map(|c| step(c as u32)).collect()
     }
@@ -32,7 +32,7 @@ impl Values {
         mix64(row ^ self.seed.rotate_left(32)) as u32
     }
 
-    /// Writes the values of a row after `pushes` pushes.
+    /// Writes the values of a row after `pushes` pushes to `out`, from column 0 on.
     pub fn fill(self, row: u64, pushes: u32, out: &mut [f32]) {
         let base = self.base(row);
         for (c, value) in out.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ impl Values {
         }
     }
 
-    /// Number of elements of a row that are wrong, compared bit for bit.
+    /// Number of elements of `is` that differ, bit for bit, from those of the row after `pushes` pushes.
     pub fn wrong(self, row: u64, pushes: u32, is: &[f32]) -> u64 {
         let base = self.base(row);
         let mut wrong = 0;

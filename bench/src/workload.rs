@@ -16,9 +16,9 @@ pub const ROW_BYTES_MAX: u64 = 64 << 10;
 const ELEMENT: u64 = 4;
 /// Elements of a virtual row in a range table, for the known values.
 const CHUNK: usize = 1024;
-/// Rows of one call while a table is filled or audited.
+/// Maximum rows of one call while a table is filled or its locations are cached.
 const FILL_ROWS: usize = 4096;
-/// Distance in words of overwrites before a pull: one in each cache line.
+/// Distance in elements of overwrites before a pull: one in each cache line.
 const POISON_STRIDE: usize = 16;
 
 /// Kind of table, by its addressing.
@@ -61,8 +61,8 @@ pub struct WorkloadSpec {
     pub all_rows: u64,
     /// Number of rows in a call.
     pub call_rows: usize,
-    /// Number of distinct calls, used in rotation. A single one takes the rows in order; otherwise each
-    /// takes rows at random.
+    /// Number of distinct calls, used in rotation. A single one takes the rows in order; of several, each takes
+    /// rows at random, some of them more than once.
     pub batches: usize,
     /// Seed of keys and values.
     pub seed: u64,
@@ -72,7 +72,8 @@ impl WorkloadSpec {
     /// Plans a table that every call pulls or pushes complete: `batch` messages of `size` bytes.
     ///
     /// # Errors
-    /// A size that is not possible for rows.
+    /// [`BenchError::Usage`] if a call, except on a range table, is no multiple of a row. A row has `size`
+    /// bytes, at most [`ROW_BYTES_MAX`].
     pub fn full(kind: Kind, size: u64, batch: u64, seed: u64) -> Result<Self, BenchError> {
         let bytes = size * batch;
         let row = size.min(ROW_BYTES_MAX);
@@ -98,7 +99,8 @@ impl WorkloadSpec {
         })
     }
 
-    /// Plans a table of `rows` rows of which each call takes `call_rows` at random.
+    /// Plans a table of `rows` rows of `dim` elements. Each of 64 distinct calls takes `call_rows` rows at
+    /// random.
     pub fn scattered(kind: Kind, dim: usize, rows: u64, call_rows: usize, seed: u64) -> Self {
         Self {
             name: format!("bench-{}-{rows}x{dim}-{call_rows}", kind.name()),
@@ -136,7 +138,7 @@ impl WorkloadSpec {
     }
 }
 
-/// Rows of one call.
+/// Rows of one call: their numbers, and their keys in the table.
 #[derive(Debug)]
 struct Batch {
     rows: Vec<u64>,
@@ -153,14 +155,14 @@ pub struct Workload<'a> {
     batches: Vec<Batch>,
     /// Pushed values of a call: the steps of each of its rows.
     steps: Vec<f32>,
-    /// Number of pushes to each row since the values were set.
+    /// Number of pushes to each row, from `spec.first` on, since the values were set.
     pushes: Vec<u32>,
     most_pushes: u32,
 }
 
 impl<'a> Workload<'a> {
-    /// Creates the table and sets the values of this client's rows; `plant_wrong` sets one of them to a
-    /// wrong value.
+    /// Creates the table and sets the values of this client's rows; `plant_wrong` makes one element of the first
+    /// call wrong.
     ///
     /// # Errors
     /// Errors of the creation and of the pushes.
@@ -209,7 +211,8 @@ impl<'a> Workload<'a> {
         self.client
     }
 
-    /// Sets the values of this client's rows.
+    /// Sets the values of this client's rows and forgets the counted pushes; `plant_wrong` makes one element
+    /// of the first call wrong.
     fn reset(&mut self, plant_wrong: bool) -> Result<(), BenchError> {
         let (first, rows) = (self.spec.first, self.spec.rows);
         let mut planted = plant_wrong;
@@ -236,7 +239,7 @@ impl<'a> Workload<'a> {
         Ok(())
     }
 
-    /// Pulls all rows once, so that their locations are cached.
+    /// Pulls all rows of this client once, so that their locations are cached; not for a range table.
     ///
     /// # Errors
     /// Errors of the client's calls.
@@ -257,7 +260,7 @@ impl<'a> Workload<'a> {
         self.batches.len()
     }
 
-    /// Allocates the destination of a pull.
+    /// Allocates the destination of a pull: zeros for all rows of a call.
     pub fn destination(&self) -> Vec<f32> {
         vec![0.0; self.spec.dim * self.spec.call_rows]
     }
@@ -271,7 +274,8 @@ impl<'a> Workload<'a> {
         Ok(self.client.buffer(len)?)
     }
 
-    /// Pulls the rows of a call.
+    /// Pulls the rows of call number `batch` into `out`, which must have their length; of a range table all
+    /// elements.
     ///
     /// # Errors
     /// Errors of the client's call.
@@ -291,12 +295,12 @@ impl<'a> Workload<'a> {
         Ok(())
     }
 
-    /// Whether [`Self::start_pull`] can pull the table: it has rows and is no range table.
+    /// Whether [`Self::start_pull`] can pull the table: false only for a range table.
     pub fn pulls_later(&self) -> bool {
         self.spec.kind != Kind::Dense
     }
 
-    /// Starts a pull of the rows of a call; not for a range table.
+    /// Starts a pull of the rows of call number `batch`; not for a range table.
     ///
     /// # Errors
     /// Errors of the client's call.
@@ -319,8 +323,8 @@ impl<'a> Workload<'a> {
         Ok(self.client.finish_pull(ticket, out)?)
     }
 
-    /// Pushes to the rows of a call; the push is in flight on return. The caller then calls
-    /// [`Self::count_push`], outside of the timed part.
+    /// Pushes the known steps to the rows of call number `batch`, to be added; the push is in flight on
+    /// return. The caller then calls [`Self::count_push`], outside of the timed part.
     ///
     /// # Errors
     /// Errors of the client's call.
@@ -336,7 +340,7 @@ impl<'a> Workload<'a> {
         })
     }
 
-    /// Counts `times` pushes to the rows of a call.
+    /// Counts `times` pushes to the rows of call number `batch`, for the checks that follow.
     pub fn count_push(&mut self, batch: usize, times: u32) {
         for row in &self.batches[batch].rows {
             let count = &mut self.pushes[(row - self.spec.first) as usize];
@@ -354,7 +358,8 @@ impl<'a> Workload<'a> {
         Ok(self.client.wait_applied(ticket)?)
     }
 
-    /// Number of values of a call that are wrong, compared bit for bit.
+    /// Number of elements of `out`, pulled by call number `batch`, that are wrong after the counted pushes.
+    /// They are compared bit for bit.
     pub fn wrong(&self, batch: usize, out: &[f32]) -> u64 {
         let rows = &self.batches[batch].rows;
         let pairs = rows.iter().zip(out.chunks_exact(self.spec.dim));
@@ -369,8 +374,9 @@ impl<'a> Workload<'a> {
             .sum()
     }
 
-    /// Pulls the rows of all calls and counts wrong values; all pushes must be applied. Resets the
-    /// values before they become too large.
+    /// Pulls the rows of all calls and returns the number of wrong values; all pushes must be applied and
+    /// counted. Sets the values again, with a count of 0, once a row has more than half of [`PUSHES_MAX`]
+    /// pushes.
     ///
     /// # Errors
     /// Errors of the client's calls.
@@ -431,7 +437,8 @@ const fn first_chunk(spec: &WorkloadSpec, row: u64) -> u64 {
     row * spec.dim.div_ceil(CHUNK) as u64
 }
 
-/// Overwrites the output of the last pull, so that a pull without effect is detected.
+/// Overwrites one element in 16 of `out` with NaN, from element `turn` modulo 16 on, so that a pull without
+/// effect is detected.
 pub fn poison(out: &mut [f32], turn: usize) {
     let from = turn % POISON_STRIDE.min(out.len().max(1));
     for value in out.iter_mut().skip(from).step_by(POISON_STRIDE) {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{BenchError, Cause};
 
-/// The parent's end of a child process.
+/// The parent's end of a child process. Dropping it closes the child's input and waits until the child exits.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -81,7 +81,7 @@ impl Process {
     /// Sends a command and waits for the answer.
     ///
     /// # Errors
-    /// As [`Self::send`] and [`Self::receive`].
+    /// [`BenchError::Process`] if the process is gone, or the answer has another type.
     pub fn ask<T: for<'a> Deserialize<'a>>(
         &mut self,
         command: &impl Serialize,
@@ -100,7 +100,7 @@ impl Process {
     }
 }
 
-/// Stops a process by a signal and continues it after `time`.
+/// Stops a process by a signal, sleeps for `time`, and continues the process.
 ///
 /// # Errors
 /// If the process cannot be signalled.
@@ -172,10 +172,11 @@ fn pipe(source: io::Error) -> BenchError {
     BenchError::system("talk to the parent process", source)
 }
 
-/// Pins a process's first thread (or this thread) to one core.
+/// Pins the thread with this id, which for a process is its first thread, to one core; `None`: this thread.
+/// Threads that the pinned thread starts later inherit the core.
 ///
 /// # Errors
-/// If the core does not exist.
+/// If the core does not exist or may not be used, or the thread is gone.
 pub fn pin(process: Option<Pid>, core: usize) -> Result<(), BenchError> {
     if core >= CpuSet::MAX_CPU {
         return Err(BenchError::Usage(format!("there is no core {core}")));

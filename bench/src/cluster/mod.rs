@@ -30,7 +30,7 @@ use child::Process;
 pub struct ClusterConfig {
     /// Transport of all lanes.
     pub transport: Transport,
-    /// RDMA device of servers and clients.
+    /// RDMA device of servers and clients; `None`: the device that the environment names for tests, if any.
     pub rdma_device: Option<RdmaDevice>,
     /// Settings of the queue pairs of servers and clients.
     pub fabric: FabricSettings,
@@ -40,7 +40,7 @@ pub struct ClusterConfig {
     pub appliers: u16,
     /// Number of workers; clocks wait for all of them.
     pub workers: u32,
-    /// Core that all servers are pinned to.
+    /// Core that all servers are pinned to; `None`: not pinned.
     pub pin: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ pub struct Cluster {
     /// End of file here makes the coordinator exit.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    /// Number of the coordinator's thread.
+    /// Thread id of the coordinator, by which the kernel counts its processor time.
     coordinator_thread: Pid,
 }
 
@@ -207,25 +207,26 @@ impl Cluster {
         }
     }
 
-    /// Configuration that the cluster was started with.
+    /// Configuration that the cluster was started with, with the RDMA device that was found for it.
     pub const fn config(&self) -> &ClusterConfig {
         &self.config
     }
 
-    /// Processor time of the coordinator so far.
+    /// Processor time of the coordinator so far; allocations and memory are 0.
     ///
     /// # Errors
-    /// As of [`of_thread`].
+    /// If the coordinator has ended, or the kernel does not count its threads.
     pub fn coordinator(&self) -> Result<Usage, BenchError> {
         of_thread(self.coordinator_thread)
     }
 
-    /// Process ids of the servers.
+    /// Process ids of the servers, in the order of their numbers.
     pub fn pids(&self) -> Vec<Pid> {
         self.servers.iter().map(Process::pid).collect()
     }
 
-    /// Stops server 0 for `time`, `after` from now, like a debugger or an overloaded machine.
+    /// Stops server 0 for `time`, `after` from now, like a debugger or an overloaded machine. Returns at once,
+    /// with the thread that does so; `None` without a server or a thread.
     pub fn pause_later(&self, after: Duration, time: Duration) -> Option<JoinHandle<()>> {
         let pid = self.servers.first()?.pid();
         let pause = move || {
@@ -251,7 +252,7 @@ impl OneWorker {
     /// Starts the cluster and connects the worker.
     ///
     /// # Errors
-    /// As [`Cluster::start`] and [`Cluster::client`].
+    /// If a process cannot be started or does not join, or the server cannot be reached over the transport.
     pub fn start(config: ClusterConfig) -> Result<Self, BenchError> {
         let cluster = Cluster::start(config)?;
         let client = cluster.client(0, SyncMode::Asp)?;

@@ -36,7 +36,7 @@ pub struct Start {
     pub appliers: u16,
     /// Client threads of the run; 0 hides the number from the server.
     pub clients: u32,
-    /// RDMA device that the server uses.
+    /// Name of the RDMA device that the server uses.
     pub rdma_device: Option<String>,
     /// Settings of its queue pairs; an unset one is that of the environment.
     pub fabric: FabricSettings,
@@ -46,7 +46,7 @@ pub struct Start {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report;
 
-/// Runs a server until its input ends.
+/// Runs a server until its input ends. If the coordinator ends the server first, only reports follow.
 ///
 /// # Errors
 /// If it cannot start, or the parent sends something that is no command.

@@ -31,11 +31,11 @@ pub struct Start {
     pub rank: u32,
     /// Transport of the lanes.
     pub transport: Transport,
-    /// RDMA device for the lanes to the servers.
+    /// Name of the RDMA device for the lanes to the servers.
     pub rdma_device: Option<String>,
     /// Settings of its queue pairs; an unset one is that of the environment.
     pub fabric: FabricSettings,
-    /// Sync mode: BSP, SSP or ASP.
+    /// Sync mode (BSP, SSP or ASP), as the text of a [`SyncMode`].
     pub sync: String,
 }
 
@@ -60,7 +60,8 @@ pub enum Task {
     Ticks,
     /// Enters a barrier of the coordinator.
     Barrier,
-    /// Pulls a complete dense table, pushes a gradient to all of it, and ticks.
+    /// Pulls a complete dense table, pushes a gradient to all of it, ticks, and waits until all workers have
+    /// ticked.
     Dense {
         /// Size of the table, bytes.
         bytes: u64,
@@ -74,16 +75,16 @@ pub enum Task {
 pub struct Slice {
     /// Maximum number of samples.
     pub iters: u64,
-    /// Longest time of a slice, milliseconds.
+    /// Longest time of a slice, milliseconds; at least one sample is made.
     pub millis: u64,
 }
 
 /// Measurements of a worker in one slice.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// Buckets of the histogram: value and count.
+    /// Buckets of the histogram: time per call in tenths of a nanosecond, and number of samples.
     pub buckets: Vec<(u64, u64)>,
-    /// Number of calls made.
+    /// Number of measured calls.
     pub calls: u64,
     /// Payload bytes of a call.
     pub bytes: u64,
@@ -93,7 +94,7 @@ pub struct Report {
     pub wall_ns: u64,
     /// Number of wrong values.
     pub wrong: u64,
-    /// Usage of the worker's thread.
+    /// Usage of the worker's thread in the slice, checks and audits included.
     pub used: Usage,
 }
 
@@ -102,7 +103,8 @@ pub struct Report {
 pub struct WorkerProcesses(Vec<Process>);
 
 impl WorkerProcesses {
-    /// Starts workers of `cluster` from rank `first` on; returns when all have joined.
+    /// Starts a process for each worker of `cluster` from rank `first` on; returns when all have joined and
+    /// are ready for their first slice.
     ///
     /// # Errors
     /// If a process cannot be started or does not join.
@@ -135,7 +137,8 @@ impl WorkerProcesses {
         self.0.is_empty()
     }
 
-    /// Runs a slice on the first `count` workers concurrently.
+    /// Runs a slice on the first `count` workers concurrently, at most [`Self::len`]; returns their reports by
+    /// rank.
     ///
     /// # Errors
     /// If a worker fails.
@@ -159,9 +162,9 @@ pub struct GroupReport {
     pub bytes: u64,
     /// Number of wrong values.
     pub wrong: u64,
-    /// Usage of the workers' threads.
+    /// Sum of the usage of the workers' threads.
     pub used: Usage,
-    /// Calls a second of the slowest worker divided by those of the fastest.
+    /// Calls a second of the slowest worker divided by those of the fastest; 1 if no worker made a call.
     pub fairness: f64,
 }
 
@@ -277,7 +280,7 @@ fn run_slices(commands: &mut CommandReader, work: &mut dyn Work) -> Result<(), B
     Ok(())
 }
 
-/// One training step: pull, push, wait.
+/// Training steps on random rows: pull, push, wait until the push is applied.
 #[derive(Debug)]
 struct RowStep<'c> {
     workload: Workload<'c>,
@@ -314,7 +317,7 @@ impl Work for RowStep<'_> {
         self.workload.wait(&ticket)
     }
 
-    /// The pulled values are those before this step's push.
+    /// Number of wrong values that the step pulled; its own push came after the pull.
     fn check(&mut self) -> u64 {
         self.workload.wrong(self.batch, &self.out)
     }

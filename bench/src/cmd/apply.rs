@@ -29,7 +29,7 @@ pub struct ApplyArgs {
 /// Runs `apply`.
 ///
 /// # Errors
-/// An unknown rule, or no memory.
+/// [`BenchError::Usage`] for an unknown rule; otherwise the first error, as a lack of memory.
 pub fn run(args: &ApplyArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let all = rules();

@@ -43,10 +43,10 @@ pub struct MemoryArgs {
 
 /// A kind of rows.
 struct Case {
-    /// Name of its targets.
+    /// Middle part of the names of its targets, as in `memory.ID.bytes`.
     id: &'static str,
     dim: u64,
-    /// Bytes of optimizer state.
+    /// Bytes of optimizer state of a row.
     state: u64,
     optimizer: Optimizer,
 }
@@ -114,7 +114,7 @@ pub fn run(args: &MemoryArgs) -> Result<Failures, BenchError> {
     Ok(failures)
 }
 
-/// Resident bytes of both ends, or their growth.
+/// Resident bytes of the server and of the client, or their growth.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     server: u64,
@@ -122,7 +122,8 @@ struct Measured {
 }
 
 impl Case {
-    /// The line of a measurement, and its figures by their targets.
+    /// The line of a measurement of `keys` keys, and three figures with the names of their targets: bytes a
+    /// key at the server, their ratio to the least possible, and bytes a key of the client's locations.
     fn describe(&self, keys: u64, measured: Measured) -> (String, [(String, f64); 3]) {
         let payload = 4 * self.dim;
         let row = (HEADER_BYTES + payload).next_multiple_of(8);
@@ -222,7 +223,8 @@ fn server_resident(pid: Pid) -> Result<u64, BenchError> {
     Ok(sum)
 }
 
-/// Resident bytes of this process's own memory: what it maps of servers is not part of it.
+/// Resident bytes of this process's own memory, without what it maps of servers; 0 if the kernel does not report
+/// them.
 fn anonymous() -> Result<u64, BenchError> {
     let text = read("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));

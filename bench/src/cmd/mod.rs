@@ -27,7 +27,8 @@ const AUDIT_EVERY: u64 = 4096;
 /// Calls between two audits at most: known values end after some millions of pushes to a row.
 const AUDIT_CALLS_MAX: u64 = 1 << 20;
 
-/// The plan that the options give, for samples of `calls` calls.
+/// The plan that the options give, for samples of `calls` calls. Only pushes in a closed loop are audited in
+/// between.
 pub(crate) fn plan(common: &Common, op: Op, calls: u64, pace: Pace, timer_cost: Duration) -> Plan {
     Plan {
         warmup: common.warmup,
@@ -45,7 +46,8 @@ pub(crate) fn plan(common: &Common, op: Op, calls: u64, pace: Pace, timer_cost: 
     }
 }
 
-/// Runs a work. In its middle a server is stopped for the time that the hidden option names, if it does.
+/// Runs a work. With `common.plant_pause`, server 0 is stopped for that time, half of `common.duration` after
+/// the begin of the warm-up.
 pub(crate) fn measure_paused(
     common: &Common,
     plan: &Plan,
@@ -82,7 +84,7 @@ pub(crate) fn roofline(
     })
 }
 
-/// Directions that an option names.
+/// Directions that an option names; pulls come first.
 pub(crate) const fn ops(choice: OpChoice) -> &'static [Op] {
     match choice {
         OpChoice::Pull => &[Op::Pull],
@@ -91,7 +93,7 @@ pub(crate) const fn ops(choice: OpChoice) -> &'static [Op] {
     }
 }
 
-/// Pins this thread to the core that the options name.
+/// Pins this thread to the core that `common.pin` names, if any.
 pub(crate) fn pin_client(common: &Common) -> Result<(), BenchError> {
     common.pin.map_or(Ok(()), |core| pin(None, core))
 }

@@ -142,7 +142,8 @@ impl Load {
         self.coordinator.cpu_ns as f64 / 1e3 / self.requests.max(1) as f64
     }
 
-    /// The row of one kind of request. Usage is that of any request, since both ends make them in turn.
+    /// The row of one kind of request, `take` or `report`, with the times `samples`. Its usage is the mean of
+    /// both kinds, because they alternate and are not counted apart. Wrong tasks are in the row of `report`.
     fn row(&self, clients: u32, op: &str, samples: &Samples) -> Row {
         let of_calls = |usage: Usage| {
             let part = samples.calls() as f64 / self.requests.max(1) as f64;
@@ -177,7 +178,8 @@ impl Load {
     }
 }
 
-/// Takes and reports tasks until there are none, and counts each in its place of `counted`.
+/// Takes and reports tasks until there are none. Counts a task in `counted`, at its number, if its report
+/// counts.
 fn work(
     mut client: Client,
     mut tasks: Tasks,

@@ -91,7 +91,7 @@ struct Steps {
     fairness: f64,
 }
 
-/// Measures the row of a number of workers.
+/// Measures one slice of the first `workers` processes.
 fn measure(
     args: &ScaleArgs,
     servers: u32,
@@ -123,7 +123,7 @@ fn measure(
     })
 }
 
-/// Builds the row of several workers; rates are the sum of all.
+/// Builds the row of several workers: rates are the sum of all workers; `server` is the usage of all servers.
 pub(crate) fn group_row(label: Label, all: GroupReport, server: Usage) -> Row {
     let wall = Duration::from_secs_f64(all.samples.calls() as f64 / all.calls_per_s.max(1e-9));
     let measured = Measured {

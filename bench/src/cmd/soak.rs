@@ -27,7 +27,7 @@ use crate::workload::{Kind, Workload, WorkloadSpec};
 /// Rows in the table, and elements of each.
 const ROWS: u64 = 100_000;
 const DIM: usize = 16;
-/// Calls of a sample.
+/// Calls of a sample; a soak with saves has one.
 const CALLS: u64 = 1024;
 /// Number of calls in flight. Pulls over shared memory, and all calls of a soak with saves, are made one after the
 /// other.
@@ -47,7 +47,7 @@ pub struct SoakArgs {
     /// Stop after this many calls at the latest
     #[arg(long, value_name = "N", value_parser = parse_bytes)]
     pub ops: Option<u64>,
-    /// Time between two memory checks; half of it pulls, half pushes
+    /// Time of an interval: half of it pulls, half pushes; memory is checked after each half
     #[arg(long, value_parser = parse_duration, default_value = "2s", value_name = "TIME")]
     pub interval: Duration,
     /// Fail (exit 1) if client and servers together grow by more than this many bytes after the second
@@ -85,7 +85,8 @@ pub struct SaveArgs {
 pub(crate) struct Soaked {
     /// Number of calls made.
     pub(crate) calls: u64,
-    /// Growth of client and servers after they had settled, bytes.
+    /// Growth of the resident memory of client and servers from interval [`SETTLED`] to the end, bytes; 0 if
+    /// it shrank.
     pub(crate) growth: u64,
     pub(crate) saves: Vec<Save>,
 }
@@ -246,7 +247,7 @@ pub(crate) fn soak(
     })
 }
 
-/// Single calls while a worker saves, and where a pull involves no server.
+/// Calls one after the other in a soak with saves, and for pulls over shared memory, which involve no server.
 fn style(common: &Common, op: Op, saves: bool) -> Style {
     match (op, common.transport.wire()) {
         (Op::Pull, Some(Wire::Memory)) => Style::Alone,
@@ -257,16 +258,17 @@ fn style(common: &Common, op: Op, saves: bool) -> Style {
 
 /// A worker on a thread of its own that saves all tables again and again while it has its turn.
 struct Saver {
-    /// Whether it has its turn.
+    /// Whether the worker has its turn.
     on: Arc<AtomicBool>,
     turns: Sender<()>,
-    /// Saves of a turn that is over.
+    /// Saves of each turn that is over, or the error of its first failed save.
     saved: Receiver<Result<Vec<Save>, BenchError>>,
     thread: JoinHandle<Client>,
 }
 
 impl Saver {
-    /// Creates the other table.
+    /// Creates a table of `args.model_bytes`, and the thread, which waits for its first turn. `every` is the
+    /// time between the begins of two saves.
     fn start(mut client: Client, args: &SaveArgs, every: Duration) -> Result<Self, BenchError> {
         let other = TableBuilder::range::<f32>("other", args.model_bytes / 4, 1);
         client.create_table::<f32>(other.spec())?;
@@ -302,7 +304,7 @@ impl Saver {
         let _ = self.turns.send(());
     }
 
-    /// Ends the turn with its last save.
+    /// Ends the turn: waits until a save under way is complete, and returns the saves of the turn.
     fn end(&self) -> Result<Vec<Save>, BenchError> {
         self.on.store(false, Ordering::Relaxed);
         self.saved.recv().unwrap_or_else(|_| Err(panicked()))

@@ -169,8 +169,9 @@ fn measure_one(
     Ok(Row::new(label, &measured, calls, pace))
 }
 
-/// Roofline over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
-/// TCP: an echo with the bytes of a request or an acknowledgement.
+/// Roofline over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over TCP:
+/// an echo with the bytes of the request and of its answer. `None` over RDMA, and if the options exclude
+/// rooflines.
 fn roofline(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Roofline>, BenchError> {
     let common = &args.common;
     let Some(wire) = common.transport.wire().filter(|_| !common.no_roofline) else {

@@ -20,7 +20,7 @@ use crate::sheet::{Failures, Sheet};
 
 /// Ticks or barriers in one slice of workers that wait for each other.
 const SLICE_TICKS: u64 = 200;
-/// Time after which a worker has lost the others.
+/// Time limit of such a slice, which only a worker that has lost the others reaches.
 const SLICE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Options of the subcommand `ssp`.
@@ -40,7 +40,7 @@ pub struct SspArgs {
 /// Sections: where the workers run, and their load.
 #[derive(Debug, Clone, Copy)]
 enum WorkerPlace {
-    /// Sessions of one thread: the last one's tick until it sees it, the pure path of a tick.
+    /// Clients of one thread: the tick of the last client until this client sees that all have ticked.
     Thread,
     /// Processes that tick and wait for each other, as in BSP.
     Processes(Task),

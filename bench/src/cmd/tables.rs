@@ -74,7 +74,7 @@ pub struct BandwidthArgs {
     /// Tables, sizes and common options.
     #[command(flatten)]
     pub tables: TableArgs,
-    /// Calls in flight or, for pulls over shared memory, back to back; fewer if they exceed 64 MiB
+    /// Calls in flight or, for pulls of ranges or over shared memory, back to back; fewer if they exceed 64 MiB
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub window: u64,
 }
@@ -173,7 +173,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     sheet.finish()
 }
 
-/// The sections that the options select.
+/// The sections that the options select: for each direction all kinds of tables.
 fn sections(args: &TableArgs) -> Vec<(Op, Kind)> {
     let kinds: &[Kind] = match args.table {
         TableChoice::Dense => &[Kind::Dense],
@@ -227,7 +227,7 @@ impl Case<'_> {
         self.size * self.args.batch
     }
 
-    /// Number of calls in flight, and calls of a sample.
+    /// How the calls overlap, and the number of calls in a sample.
     fn style(&self) -> (Style, u64) {
         let Some(window) = self.shape.window else {
             return (Style::Alone, self.shape.group);
@@ -260,7 +260,8 @@ impl Case<'_> {
         Ok(Row::new(label, &measured, calls, self.shape.pace))
     }
 
-    /// The machine's own limit for this row, measured right after it.
+    /// The machine's own limit for this row, measured right after the row; `None` over RDMA, and if the options
+    /// exclude rooflines.
     fn roofline(&self) -> Result<Option<Roofline>, BenchError> {
         let common = &self.args.common;
         if common.no_roofline {

@@ -35,9 +35,9 @@ impl Detours {
     }
 }
 
-/// A measured work. One sample is a fixed number of calls, timed together.
+/// A measured work. One sample is [`Self::calls`] calls, timed together.
 pub trait Work {
-    /// Number of calls in a sample; at least 1.
+    /// Number of calls in the sample that is prepared or was just made; at least 1.
     fn calls(&self) -> u64 {
         1
     }
@@ -50,11 +50,12 @@ pub trait Work {
     /// Called before the first sample, warm-up included: wakes the participants.
     fn begin(&mut self) {}
 
-    /// Called after the last sample: lets the participants sleep, so that they do not disturb the next
-    /// measurement.
+    /// Called after the last sample, or after an error: lets the participants sleep, so that they do not
+    /// disturb the next measurement.
     fn end(&mut self) {}
 
-    /// Prepares a sample: spoils the output of the previous one. Not timed.
+    /// Prepares a sample: spoils the output of the previous one. Not timed. An open loop that is late skips this
+    /// call and the check before it.
     fn prepare(&mut self) {}
 
     /// Makes the calls of one sample. Timed.
@@ -63,13 +64,15 @@ pub trait Work {
     /// The error of the first call that fails; the run ends.
     fn sample(&mut self) -> Result<(), BenchError>;
 
-    /// Number of wrong values in the last sample. Not timed; repeated calls must return the same.
+    /// Number of wrong values in the last sample. Not timed. The loop also repeats this call to measure its
+    /// cost, and ignores these results. In an open loop a call after `prepare`, without a sample between, must
+    /// return 0.
     fn check(&mut self) -> u64 {
         0
     }
 
-    /// Audits by calls of its own, periodically and at the end; returns the number of wrong values.
-    /// Neither timed nor counted.
+    /// Audits by calls of its own, after the warm-up, periodically and at the end; returns the number of wrong
+    /// values. The calls are neither timed nor counted.
     ///
     /// # Errors
     /// Errors of its calls.
@@ -77,7 +80,7 @@ pub trait Work {
         Ok(0)
     }
 
-    /// Reads that did not succeed at once, since the work was created.
+    /// Reads that did not succeed at once, counted from any fixed time on: only differences are used.
     fn detours(&self) -> Detours {
         Detours::default()
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Start time of the next sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// At the end of the previous one: a pause of the server delays the next call, and counts as one
-    /// slow sample.
+    /// When the previous sample has ended and is checked: a pause of the server delays the next call, and
+    /// counts as one slow sample.
     Closed,
     /// At a fixed rate, in samples a second. The time of a sample runs from when it was due, so a
     /// pause counts for all samples that came due meanwhile.
@@ -20,18 +20,19 @@ pub struct Plan {
     pub warmup: u64,
     /// Maximum number of samples.
     pub iters: u64,
-    /// Longest time, checks of values included.
+    /// Longest time after the warm-up, checks and audits of values included; at least one sample is made.
     pub duration: Duration,
     /// Pace of the samples.
     pub pace: Pace,
     /// Cost of one clock reading, subtracted from each sample.
     pub timer_cost: Duration,
-    /// Samples between two audits; 0 for a single one at the end.
+    /// Samples between two audits; 0 for audits only before the first sample and after the last.
     pub audit_every: u64,
 }
 
 impl Plan {
-    /// A closed loop of `duration`, audited at the end.
+    /// A closed loop of `duration` without warm-up and without a limit of samples; audited only before and
+    /// after it.
     pub const fn lasting(duration: Duration, timer_cost: Duration) -> Self {
         Self {
             warmup: 0,

@@ -15,7 +15,8 @@ pub struct Samples {
     time: Duration,
 }
 
-/// Figures of a case, times in microseconds for one call.
+/// Figures of a case, times in microseconds for one call. Percentiles and the maximum are over samples, each
+/// with the mean time of its calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
     /// Number of measured calls.
@@ -58,7 +59,7 @@ impl Samples {
         }
     }
 
-    /// Adds a sample: `calls` calls between two clock readings.
+    /// Adds one sample: `calls` calls, at least 1, between the clock readings `from` and `to`.
     pub fn record(&mut self, from: Instant, to: Instant, calls: u64) {
         let time = (to - from).saturating_sub(self.timer_cost);
         let each = time.as_secs_f64() * 1e9 * PER_NS / calls as f64;
@@ -68,12 +69,12 @@ impl Samples {
         self.time += time;
     }
 
-    /// Number of calls so far.
+    /// Number of recorded calls.
     pub const fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Adds the samples of another thread or process.
+    /// Adds all samples of `other`.
     pub fn merge(&mut self, other: &Self) {
         // Both histograms have the same bounds.
         let _ = self.histogram.add(&other.histogram);
@@ -81,14 +82,15 @@ impl Samples {
         self.time += other.time;
     }
 
-    /// Histogram values with their counts, for another process to [`add`](Self::add).
+    /// Pairs of a time per call, in tenths of a nanosecond, and its number of samples; ascending. Another
+    /// process passes them to [`add`](Self::add).
     pub fn buckets(&self) -> Vec<(u64, u64)> {
         let all = self.histogram.iter_recorded();
         all.map(|v| (v.value_iterated_to(), v.count_at_value()))
             .collect()
     }
 
-    /// Adds the buckets of another process with `calls` calls that took `time`.
+    /// Adds the [`buckets`](Self::buckets) of another process with `calls` calls that took `time` together.
     pub fn add(&mut self, buckets: &[(u64, u64)], calls: u64, time: Duration) {
         for &(value, count) in buckets {
             self.histogram.saturating_record_n(value.max(1), count);
@@ -97,7 +99,7 @@ impl Samples {
         self.time += time;
     }
 
-    /// Sum of the sample times.
+    /// Sum of the sample times, each less the timer's cost.
     pub const fn time(&self) -> Duration {
         self.time
     }
@@ -107,7 +109,8 @@ impl Samples {
         self.figures_over(bytes, self.time)
     }
 
-    /// Figures with rates over another time: the wall time of an open loop, or of several threads.
+    /// Figures for calls of `bytes` bytes of payload with rates over `time`: the wall time of an open loop, or
+    /// of several threads.
     pub fn figures_over(&self, bytes: u64, time: Duration) -> Figures {
         let us = |tenths: u64| tenths as f64 / PER_NS / 1e3;
         let at = |quantile| us(self.histogram.value_at_quantile(quantile));

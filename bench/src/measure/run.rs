@@ -12,8 +12,8 @@ use crate::error::BenchError;
 
 /// Clock readings for the timer's cost, which is their median.
 const TIMER_READINGS: usize = 2_001;
-/// Checks for the processor time of one, which is their mean. The last is the one after which they have taken more
-/// than `CHECK_TIME_MAX_NS`, if that comes first.
+/// Maximum number of checks to measure the cost of one, their mean processor time. They end early once they
+/// have taken more than `CHECK_TIME_MAX_NS` together.
 const CHECK_REPEATS: u64 = 16;
 const CHECK_TIME_MAX_NS: u64 = 1_000_000;
 /// An open loop sleeps until this long before a sample is due, and then polls the clock. The kernel's
@@ -27,24 +27,24 @@ pub struct Measured {
     pub samples: Samples,
     /// Payload bytes of a call.
     pub bytes: u64,
-    /// Number of wrong values.
+    /// Number of wrong values, those of the warm-up and of audits included.
     pub wrong: u64,
-    /// Number of samples with compared values. A closed loop compares all; an open loop those that
-    /// leave time before the next is due.
+    /// Number of samples with compared values. A closed loop compares all; an open loop those that leave time
+    /// before the next is due, and once more at its end.
     pub checked: u64,
-    /// Usage of this thread for the calls alone. Its processor time is zero in an open loop, which
-    /// polls the clock.
+    /// Usage of this thread. Its allocations are those of the calls alone. Its processor time is that of calls
+    /// and preparations, without the estimated time of checks; 0 in an open loop, which polls the clock.
     pub client: Usage,
-    /// Usage of the other end in the same time.
+    /// Usage of the other end from the first sample to the last, without audits; its memory is that at the end.
     pub server: Usage,
-    /// Time from the first sample to the end of the last, audits excluded.
+    /// Time from the first sample to the last, checks included, audits excluded.
     pub wall: Duration,
-    /// Reads that did not succeed at once.
+    /// Reads after the warm-up that did not succeed at once, those of audits included.
     pub detours: Detours,
 }
 
 impl Measured {
-    /// Figures of the run; an open loop's rates are over the wall time.
+    /// Figures of the run. Rates are over the sum of the sample times; those of an open loop over the wall time.
     pub fn figures(&self, pace: Pace) -> Figures {
         match pace {
             Pace::Closed => self.samples.figures(self.bytes),
@@ -52,7 +52,7 @@ impl Measured {
         }
     }
 
-    /// Divides a total by the number of calls.
+    /// Divides a total of the run by the number of calls, at least 1.
     pub fn per_call(&self, total: u64) -> f64 {
         total as f64 / self.samples.calls().max(1) as f64
     }
@@ -61,7 +61,7 @@ impl Measured {
 /// Measures `work` by a plan.
 ///
 /// # Errors
-/// The error of the first call that fails.
+/// The error of the first call that fails, or of the meter.
 pub fn run(
     plan: &Plan,
     work: &mut dyn Work,
@@ -125,7 +125,8 @@ struct Run {
 }
 
 impl Run {
-    /// Runs at least one sample up to the next audit; reads the usage of both ends around them.
+    /// Runs samples until the next audit: one in any case, at most `most` in all, no further one after `end`.
+    /// Reads the usage of both ends around them.
     fn stretch(
         &mut self,
         plan: &Plan,
@@ -197,7 +198,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes and records one sample; returns its end.
+    /// Makes one sample and records its time since `from`; returns its end.
     #[inline]
     fn one(&mut self, work: &mut dyn Work, from: Instant) -> Result<Instant, BenchError> {
         let allocations = alloc::of_thread();
@@ -224,7 +225,7 @@ impl Run {
     }
 }
 
-/// Processor time of a check, ns.
+/// Mean processor time of a check of `work`, ns. Checks repeatedly and ignores the results.
 fn check_cost(work: &mut dyn Work) -> u64 {
     // The first check warms the cache.
     work.check();
@@ -249,7 +250,7 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// Time between two successive clock readings; the median.
+/// Cost of one clock reading: the median time between two successive ones.
 pub fn timer_cost() -> Duration {
     let mut gaps: Vec<Duration> = (0..TIMER_READINGS)
         .map(|_| {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::alloc;
 use crate::error::BenchError;
 
-/// Usage so far of a thread or of some processes.
+/// Usage of a thread or of some processes: so far, or of a time if it comes from [`Self::since`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time so far, nanoseconds.
@@ -21,7 +21,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Usage of this process. Cost: three system calls.
+    /// Usage of this process so far. Cost: a system call, and a read of a small file.
     pub fn of_this_process() -> Self {
         Self {
             cpu_ns: cpu_ns(ClockId::ProcessCPUTime),
@@ -30,8 +30,8 @@ impl Usage {
         }
     }
 
-    /// Usage of this process without this thread's processor time, for a thread that only reports the
-    /// others' usage. Its own wake-up and reading are excluded. Cost: four system calls.
+    /// Usage of this process without this thread's processor time, for a thread that only reports the usage of
+    /// the other threads. Cost: two system calls, and a read of a small file.
     pub fn without_this_thread() -> Self {
         let own = cpu_ns(ClockId::ThreadCPUTime);
         let all = Self::of_this_process();
@@ -41,7 +41,7 @@ impl Usage {
         }
     }
 
-    /// Sum of both usages.
+    /// Sum of both usages, their resident memory included.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl Usage {
         }
     }
 
-    /// Usage since `earlier`; the memory is the current value.
+    /// Usage since `earlier`, at least 0; the memory is that of `self`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Usage {
     }
 }
 
-/// Usage of this thread. Cost: a system call.
+/// Usage of this thread so far, with a memory of 0. Cost: a system call.
 pub fn of_this_thread() -> Usage {
     Usage {
         cpu_ns: cpu_ns(ClockId::ThreadCPUTime),
@@ -71,7 +71,8 @@ pub fn of_this_thread() -> Usage {
     }
 }
 
-/// Processor time of another thread of this process, as the scheduler counts it. Cost: a read of a small file.
+/// Processor time of another thread of this process, as the scheduler counts it; allocations and memory are 0.
+/// Cost: a read of a small file.
 ///
 /// # Errors
 /// The thread has ended, or the kernel does not count its threads (`CONFIG_SCHED_INFO`).
@@ -102,7 +103,7 @@ pub trait Meter {
     fn peer(&mut self) -> Result<Usage, BenchError>;
 }
 
-/// The meter of a work without another end.
+/// The meter of a work without another end: all usage is 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoPeer;
 

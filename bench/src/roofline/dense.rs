@@ -35,12 +35,12 @@ struct Worker {
     ring: Vec<u8>,
 }
 
-/// Rate of the passes of a step.
+/// Result of some steps.
 #[derive(Debug, Clone, Copy)]
 pub struct PassRate {
-    /// Steps a second, over all of them.
+    /// Steps a second: their number divided by their total time.
     pub steps_per_s: f64,
-    /// Parts with gradients that are not finite.
+    /// Number of parts, over all steps, with a gradient that is not finite or with a panic.
     pub wrong: u64,
 }
 
@@ -65,7 +65,7 @@ impl Part {
         })
     }
 
-    /// Runs one step; returns whether all gradients were finite.
+    /// Runs one step of this part; returns whether all gradients were finite.
     fn step(&mut self) -> bool {
         for worker in &mut self.workers {
             worker.pulled.copy_from_slice(&self.parameters);
@@ -117,8 +117,8 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// Creates a table of `bytes`. A push takes `piece` bytes, a divisor of 1 MiB, through all its passes
-    /// before the next piece.
+    /// Creates a table of `bytes` bytes, of which each thread has an equal part, and runs one step that is not
+    /// measured. A push takes `piece` bytes, a divisor of 1 MiB, through all its passes before the next piece.
     ///
     /// # Errors
     /// Only errors of the kernel's creation.
@@ -136,7 +136,7 @@ impl Passes {
         Ok(passes)
     }
 
-    /// Runs `steps` steps, one after the other.
+    /// Runs `steps` steps, one after the other; each starts its own threads, which counts as part of its time.
     pub fn steps(&mut self, steps: u32) -> PassRate {
         let mut took = Duration::ZERO;
         let mut wrong = 0;

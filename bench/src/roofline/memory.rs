@@ -21,7 +21,7 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// Creates copies of `bytes` a call.
+    /// Creates samples of `calls` copies of `bytes` bytes each.
     pub fn new(bytes: u64, calls: u64) -> Self {
         Self {
             from: vec![1; bytes as usize],
@@ -159,20 +159,20 @@ impl Work for Gather {
     }
 }
 
-/// Random row numbers, `call_rows` for each call.
+/// Random row numbers below `rows`, `call_rows` for each of 64 distinct calls; a number may repeat.
 pub(super) fn random_batches(rows: u64, call_rows: usize, seed: u64) -> Vec<Vec<u64>> {
     let row = |b: u64, n: u64| mix64((b << 32 | n) ^ seed) % rows;
     let batch = |b| (0..call_rows as u64).map(|n| row(b, n)).collect();
     (0..64).map(batch).collect()
 }
 
-/// Value of all bytes of a row.
+/// Value that all payload bytes of a row have.
 pub(super) fn byte_of(row: u64) -> u8 {
     mix64(row) as u8
 }
 
-/// Bytes a second that `threads` threads copy together, each its own `bytes` from memory to memory:
-/// the machine's memory bandwidth, in bytes copied.
+/// Bytes a second that `threads` threads copy together, each its own `bytes` bytes from memory to memory,
+/// again and again for at least `time`: the machine's memory bandwidth, in bytes copied.
 pub fn copy_speed(bytes: usize, threads: usize, time: Duration) -> f64 {
     let start = Barrier::new(threads);
     let one = || {

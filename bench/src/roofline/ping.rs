@@ -14,7 +14,7 @@ use crate::measure::Work;
 const ASK: usize = 0;
 const ANSWER: usize = 128;
 const BODY: usize = 256;
-/// Word that the asker writes to make the other thread sleep.
+/// Word that the asker writes to make the other thread sleep, and that this thread answers with.
 const REST: u64 = u64::MAX;
 /// Polls between two yields of the core, which both threads may share.
 const YIELD_EVERY: u32 = 256;
@@ -32,7 +32,7 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// Starts the other thread.
+    /// Starts the other thread, which sleeps until the measurement begins. A sample is `calls` pings.
     ///
     /// # Errors
     /// If memory or a thread cannot be allocated.
@@ -59,8 +59,8 @@ impl Ping {
     }
 }
 
-/// Waits until a word differs from `old`, and yields the core now and then. Returns [`REST`] after
-/// [`DATA_DEADLINE`].
+/// Waits until the word at byte `at` differs from `old`, and yields the core now and then. Returns the new
+/// word, or [`REST`] after [`DATA_DEADLINE`].
 fn watch(memory: &Region, at: usize, old: u64) -> u64 {
     let Ok(words) = memory.words(at, 8) else {
         return REST;

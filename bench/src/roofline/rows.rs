@@ -32,7 +32,7 @@ pub struct RowShape {
     pub rows: u64,
     /// Rows of a call.
     pub call_rows: u32,
-    /// Bytes of a row.
+    /// Payload bytes of a row, without its header.
     pub payload: u32,
 }
 
@@ -41,7 +41,7 @@ impl RowShape {
         RowLayout::new(self.payload as usize)
     }
 
-    /// Allocates the table like a server's memory: one memfd, mapped.
+    /// Allocates the table like a server's memory, as one mapped memfd, and fills its rows.
     fn memory(&self) -> io::Result<Region> {
         let layout = self.layout();
         let bytes = self.rows as usize * layout.stride;
@@ -59,7 +59,8 @@ impl RowShape {
     }
 }
 
-/// The remote end: copies the requested rows into a buffer and sends it.
+/// The remote end: creates the table; then, for each request, copies the rows into a buffer and sends it.
+/// Returns only with an error, at the latest when the connection ends.
 pub(super) fn answer(peer: &mut TcpStream, shape: RowShape) -> io::Result<()> {
     let (memory, layout) = (shape.memory()?, shape.layout());
     let (calls, read) = (shape.call_rows as usize, layout.read_bytes());
@@ -105,7 +106,8 @@ pub struct RemoteRows {
 }
 
 impl RemoteRows {
-    /// Reads from a table at the remote end, `depth` calls in flight; on core `pin` if given.
+    /// Starts the remote process, on core `pin` if given. A sample is `calls` calls, at most `depth` of them in
+    /// flight.
     ///
     /// # Errors
     /// If a process or a connection cannot be created.

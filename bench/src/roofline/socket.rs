@@ -14,7 +14,7 @@ use crate::measure::Work;
 
 /// Name of the hidden subcommand.
 pub const ROLE: &str = "__wire";
-/// Bytes of one read or write of a stream.
+/// Maximum bytes of one read or write of a stream.
 const STREAM_BYTES: usize = 1 << 20;
 /// Bytes of a stream's request or receipt.
 const NOTE: usize = 8;
@@ -24,15 +24,16 @@ const NOTE: usize = 8;
 pub(super) enum Job {
     /// Reads `to` bytes and answers `back` bytes, repeatedly.
     Echo { to: u64, back: u64 },
-    /// Reads `bytes` bytes and answers a note.
+    /// Reads `bytes` bytes and answers a note, repeatedly.
     Sink { bytes: u64 },
-    /// Reads a note and answers `bytes` bytes.
+    /// Reads a note and answers `bytes` bytes, repeatedly.
     Source { bytes: u64 },
-    /// Reads a list of rows and answers with the rows, repeatedly.
+    /// Reads a list of row locations and answers with these rows, repeatedly.
     Rows(RowShape),
 }
 
-/// The remote process: its parent names the job; the data pass through one connection.
+/// The remote process: its parent names the job, and the data pass through one connection. Runs until the parent
+/// closes the input.
 ///
 /// # Errors
 /// If it cannot listen, or the parent sends something that is no job.
@@ -110,7 +111,7 @@ fn give(peer: &mut TcpStream, bytes: u64, block: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) peer: TcpStream,
-    /// Ends when it is dropped: after the connection.
+    /// Exits when it is dropped, which is after the connection.
     _process: Process,
 }
 
@@ -191,8 +192,8 @@ pub enum Flow {
     Back,
 }
 
-/// Messages of one size in one direction at the socket's full rate; a sample ends when the receiver
-/// has all of it.
+/// Messages of one size in one direction at the socket's full rate; a sample ends when the receiver has all its
+/// bytes. Their content is not checked.
 #[derive(Debug)]
 pub struct Stream {
     wire: Wire,

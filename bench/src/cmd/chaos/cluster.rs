@@ -21,7 +21,7 @@ use crate::error::BenchError;
 
 /// Time limit of a start, an end, and a recovery.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
-/// Log of the coordinator.
+/// File name of the coordinator's log.
 pub(super) const COORDINATOR_LOG: &str = "coordinator.log";
 
 /// Numbers and programs of a cluster.
@@ -50,10 +50,10 @@ pub(super) struct FaultCluster {
     pub(super) dir: PathBuf,
     coordinator: Child,
     address: String,
-    /// Servers, or their holders.
+    /// Servers by number, or their holders.
     servers: Vec<Child>,
     workers: Vec<Worker>,
-    /// Ledgers of workers that were killed.
+    /// Counts of workers that were killed, by the number of their process.
     ended: BTreeMap<u64, Counts>,
     next_key: u64,
 }
@@ -155,14 +155,14 @@ impl FaultCluster {
         self.dir.join("saves")
     }
 
-    /// Counts of the workers that run.
+    /// Counts of the workers by rank; of a killed worker its last ones, until it is replaced.
     pub(super) fn counts(&self) -> Result<Vec<Counts>, BenchError> {
         let workers = self.workers.iter();
         workers.map(|worker| Counts::read(&worker.file)).collect()
     }
 
-    /// Waits until every worker has an acknowledgement that is later than `since`. Returns the time from
-    /// `since` to the latest of the first ones; `None`: `limit` has passed.
+    /// Waits until every worker has an acknowledgement that is later than `since`, in ns of the monotonic clock.
+    /// Returns the time from `since` until then; `None`: `limit` has passed.
     pub(super) fn until_all_acked(
         &self,
         since: u64,
@@ -173,7 +173,9 @@ impl FaultCluster {
         })
     }
 
-    /// As [`Self::until_all_acked`], for calls to the coordinator.
+    /// Waits until a call of the first worker, which alone calls the coordinator, has returned later than
+    /// `since`, in ns of the monotonic clock. Returns the time from `since` until then; `None`: `limit` has
+    /// passed.
     pub(super) fn until_called(
         &self,
         since: u64,
@@ -184,7 +186,8 @@ impl FaultCluster {
         })
     }
 
-    /// Waits until the counts of all workers are as asked for; the time since `since`.
+    /// Waits until `are` accepts the counts of the workers by rank. Returns the time from `since`, in ns of the
+    /// monotonic clock, until then; `None`: `limit` has passed.
     pub(super) fn until_counts(
         &self,
         since: u64,
@@ -194,7 +197,7 @@ impl FaultCluster {
         time_until(since, limit, || Ok(are(&self.counts()?)))
     }
 
-    /// Number of times that a log has a text.
+    /// Number of times that the log file `name` has a text; 0 without the file.
     pub(super) fn logged(&self, name: &str, text: &str) -> usize {
         occurrences(&self.dir.join(name), text)
     }
@@ -203,7 +206,7 @@ impl FaultCluster {
         end(&mut self.coordinator)
     }
 
-    /// Starts the coordinator again with its journal.
+    /// Starts the coordinator again with its journal. An error if it has another address than before.
     pub(super) fn restart_coordinator(&mut self) -> Result<(), BenchError> {
         let (coordinator, address) = start_coordinator(&self.shape, &self.dir)?;
         self.coordinator = coordinator;
@@ -213,7 +216,7 @@ impl FaultCluster {
         }
     }
 
-    /// Waits until the coordinator has ended by itself.
+    /// Waits until the coordinator has ended by itself; `None`: `limit` has passed.
     pub(super) fn coordinator_ends(
         &mut self,
         limit: Duration,
@@ -221,7 +224,7 @@ impl FaultCluster {
         wait_for(&mut self.coordinator, limit)
     }
 
-    /// Kills a worker. Its ledger stays.
+    /// Kills a worker and waits for its end. Its ledger still counts.
     pub(super) fn kill_worker(&mut self, rank: u32) -> Result<(), BenchError> {
         let worker = &mut self.workers[rank as usize];
         end(&mut worker.child)?;
@@ -229,7 +232,8 @@ impl FaultCluster {
         Ok(())
     }
 
-    /// Starts a worker in place of one that was killed, again while its rank is not free yet.
+    /// Starts a worker in place of one that was killed, again while its rank is not free yet. Returns when the
+    /// new worker has pushed; an error after [`LIMIT`].
     pub(super) fn replace_worker(&mut self, rank: u32) -> Result<(), BenchError> {
         let limit = Deadline::after(LIMIT);
         loop {
@@ -250,7 +254,7 @@ impl FaultCluster {
         }
     }
 
-    /// Kills a server process, or the one of a holder.
+    /// Kills the process that serves: with a holder the child of the holder, which stays.
     pub(super) fn kill_server(&mut self, number: u32) -> Result<(), BenchError> {
         match self.shape.setup.has_holders() {
             true => super::host::signal(self.server_pid(number)?, rustix::process::Signal::KILL),
@@ -258,7 +262,7 @@ impl FaultCluster {
         }
     }
 
-    /// Kills the process that the run has started for a server.
+    /// Kills the process that the run has started for a server: the holder, if there is one, or the server.
     pub(super) fn kill_holder(&mut self, number: u32) -> Result<(), BenchError> {
         end(&mut self.servers[number as usize])
     }
@@ -268,12 +272,13 @@ impl FaultCluster {
         self.ended.clear();
     }
 
-    /// Sum of the acknowledged pushes.
+    /// Sum of the acknowledged pushes of all workers, killed ones included.
     pub(super) fn acked(&self) -> Result<u64, BenchError> {
         Ok(self.ledgers()?.values().map(|counts| counts.acked).sum())
     }
 
-    /// Waits until every worker has ended; exit codes by rank, `None` for one that has not.
+    /// Waits until every worker has ended, for at most `limit` in all. Returns the exit statuses by rank;
+    /// `None` for a worker that has not ended.
     pub(super) fn workers_end(
         &mut self,
         limit: Duration,
@@ -289,7 +294,8 @@ impl FaultCluster {
         Pid::from_child(&self.coordinator)
     }
 
-    /// The process that serves: with a holder its child, which the holder may be starting.
+    /// The process that serves. With a holder this is a child of the holder, which may be starting it: waits
+    /// for the child for at most [`LIMIT`].
     pub(super) fn server_pid(&self, number: u32) -> Result<Pid, BenchError> {
         let own = Pid::from_child(&self.servers[number as usize]);
         if !self.shape.setup.has_holders() {
@@ -306,8 +312,8 @@ impl FaultCluster {
         Pid::from_child(&self.workers[rank as usize].child)
     }
 
-    /// Compares the table with all ledgers: an observer pulls each row. Returns the sum of all pushes, or the
-    /// row with a lost or doubled one.
+    /// Compares the table with all ledgers: an observer pulls each row. Returns the number of pushes that were
+    /// acknowledged before, or a text that names the first row with a lost or doubled push.
     pub(super) fn check_ledger(&self) -> Result<Result<u64, String>, BenchError> {
         let secret = token::read_file(&self.dir.join("token"));
         let secret = secret.map_err(|error| BenchError::Store(error.into()))?;
@@ -348,7 +354,8 @@ impl FaultCluster {
         Ok(all)
     }
 
-    /// Ends the workers, and with them the cluster; every process must end without an error.
+    /// Ends the workers, and with them the cluster. The inner error names the first process that ends with an
+    /// error, or does not end within [`LIMIT`].
     pub(super) fn finish(&mut self) -> Result<Result<(), String>, BenchError> {
         for worker in &mut self.workers {
             worker.child.stdin = None;
@@ -381,7 +388,7 @@ impl Drop for FaultCluster {
     }
 }
 
-/// What is wrong with a row of so many acknowledged and begun pushes, if anything.
+/// What is wrong with a row that counts `value` pushes; `None` if `value` is from `acked` to `begun`.
 pub(super) fn judge(value: i64, acked: u64, begun: u64) -> Option<String> {
     match u64::try_from(value) {
         Ok(value) if value < acked => Some(format!(
@@ -407,13 +414,13 @@ pub(super) fn worker_log(rank: u32) -> String {
     format!("worker-{rank}.log")
 }
 
-/// Opens a log at its end.
+/// Opens a log to append to it; creates the file if it is missing.
 pub(super) fn append(path: &Path) -> Result<File, BenchError> {
     let file = File::options().create(true).append(true).open(path);
     file.map_err(system(format!("open the log {}", path.display())))
 }
 
-/// Number of times that a file has a text; none for one that is not there yet.
+/// Number of times that a file has a text; 0 for a file that is not there yet.
 pub(super) fn occurrences(path: &Path, text: &str) -> usize {
     let log = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&log).matches(text).count()

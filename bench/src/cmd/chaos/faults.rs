@@ -30,7 +30,7 @@ pub(super) enum Fault {
 pub(super) enum Setup {
     /// Coordinator, servers with holders and workers, each a process started by itself.
     Held,
-    /// The same with tables at level warm, and with a journal of the coordinator if it can have one.
+    /// Like `Held`, with tables at level warm, and with a journal of the coordinator if it can have one.
     Warm,
     /// A job of `tidewater run` with checkpoints and restarts.
     Checkpoints,
@@ -87,17 +87,17 @@ impl Setup {
         }
     }
 
-    /// Whether its servers have holders, which start their successors.
+    /// Whether its servers have holders: parent processes that start a successor of a killed server.
     pub(super) const fn has_holders(self) -> bool {
         matches!(self, Self::Held | Self::Warm)
     }
 
-    /// Whether its coordinator has a journal, so that it can be started again.
+    /// Whether its coordinator has a journal, if the program offers one, so that it can be started again.
     pub(super) const fn has_journal(self) -> bool {
         matches!(self, Self::Plain | Self::Warm)
     }
 
-    /// Its faults; what it cannot survive comes last.
+    /// The faults that a cluster of this kind can have, those that it does not survive included.
     pub(super) const fn faults(self) -> &'static [Fault] {
         match self {
             Self::Held => &[
@@ -206,7 +206,8 @@ impl Setup {
     }
 }
 
-/// Faults in an order of the seed. The one that ends the cluster comes last: `pop` takes from the end.
+/// Returns all `possible` faults, to be popped from the end. Those that end the cluster stand first, so that
+/// they are popped last; the others are in an order of the seed.
 pub(super) fn shuffled(setup: Setup, possible: &[Fault], seed: &mut Seed) -> Vec<Fault> {
     let (mut order, mut last): (Vec<Fault>, Vec<Fault>) = (Vec::new(), Vec::new());
     for &fault in possible {

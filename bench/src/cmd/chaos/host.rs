@@ -16,7 +16,7 @@ use crate::error::BenchError;
 
 /// Pause between two looks at a condition.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Bytes of a small file system.
+/// Mount option for the size of a small file system: 4 MiB.
 const DISK: &str = "size=4m";
 /// Rules of the loopback interface that lose and delay packets, the better one first.
 const SHAPES: [&[&str]; 2] = [
@@ -29,7 +29,7 @@ const SHAPES: [&[&str]; 2] = [
 pub(super) struct Host {
     /// Faults that it cannot have, with the reason.
     pub(super) skipped: BTreeMap<Fault, String>,
-    /// Rule of [`SHAPES`] that the kernel has.
+    /// Rule of [`SHAPES`] that the kernel has; `None` if it has none, or the run has no network of its own.
     shape: Option<&'static [&'static str]>,
     /// Whether the run has mounts of its own.
     has_mounts: bool,
@@ -38,7 +38,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Finds out what this host can do. `unshared`: the run has a network and mounts of its own.
+    /// Finds out what this host and `program` can do. `unshared`: the run has a network and mounts of its own;
+    /// only then sets rules of the loopback interface as a trial.
     pub(super) fn find(unshared: bool, program: &Path) -> Self {
         let mut skipped = BTreeMap::new();
         let own = "needs root and unshare, for a network and mounts of its own";
@@ -84,7 +85,7 @@ impl Host {
         !self.skipped.contains_key(&fault)
     }
 
-    /// Makes a directory on a small file system of its own, if the run may mount one.
+    /// Makes a directory. If the run has mounts of its own, mounts a small file system on the directory.
     pub(super) fn small_disk(&mut self, dir: &Path) -> Result<(), BenchError> {
         fs::create_dir_all(dir).map_err(system("make a directory"))?;
         if !self.has_mounts {
@@ -97,7 +98,7 @@ impl Host {
         Ok(())
     }
 
-    /// Removes the small file systems, with what is on them.
+    /// Removes all small file systems, with what is on them.
     pub(super) fn unmount(&mut self) -> Result<(), BenchError> {
         let mut mounts = self.mounts.drain(..);
         mounts.try_for_each(|path| {
@@ -105,7 +106,7 @@ impl Host {
         })
     }
 
-    /// Cuts the loopback interface for `time`.
+    /// Cuts the loopback interface for `time`, and blocks that long.
     pub(super) fn partition(&self, time: Duration) -> Result<(), BenchError> {
         let link =
             |state| command("ip", &["link", "set", "lo", state]).map_err(failed("cut the network"));
@@ -121,7 +122,7 @@ impl Host {
         set_shape(None).map_err(failed("shape the network"))
     }
 
-    /// Name of the rule that loses and delays packets.
+    /// Text of the rule that loses and delays packets; empty without one.
     pub(super) fn shape(&self) -> String {
         self.shape.map_or_else(String::new, |rule| rule.join(" "))
     }
@@ -131,7 +132,7 @@ fn failed(what: &'static str) -> impl Fn(String) -> BenchError {
     move |why| system(what)(io::Error::other(why))
 }
 
-/// Runs a command of the system; its error output on failure.
+/// Runs a command of the system. The error is a text with the command and its error output.
 fn command(program: &str, arguments: &[&str]) -> Result<(), String> {
     let output = Command::new(program).args(arguments).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
@@ -157,7 +158,7 @@ fn set_shape(rule: Option<&[&str]>) -> Result<(), String> {
     command("tc", &[&line[..], rule.unwrap_or(&[])].concat())
 }
 
-/// Whether a role of the program has an option.
+/// Whether the help of a role of the program has the text `option`; false if the program does not run.
 pub(super) fn has_option(program: &Path, role: &str, option: &str) -> bool {
     let help = Command::new(program).args([role, "--help"]).output();
     // A program that cannot say has none; its start reports why.
@@ -202,14 +203,14 @@ pub(super) fn signal(pid: Pid, signal: Signal) -> Result<(), BenchError> {
     kill_process(pid, signal).map_err(|error| system("signal a process")(error.into()))
 }
 
-/// Stops a process for `time`.
+/// Stops a process by a signal, sleeps for `time`, and continues the process.
 pub(super) fn stop_for(pid: Pid, time: Duration) -> Result<(), BenchError> {
     signal(pid, Signal::STOP)?;
     std::thread::sleep(time);
     signal(pid, Signal::CONT)
 }
 
-/// Waits for the end of a process; `None`: `limit` has passed.
+/// Waits for the end of a process; returns its exit status, or `None` if `limit` has passed.
 pub(super) fn wait_for(
     child: &mut Child,
     limit: Duration,
@@ -224,7 +225,7 @@ pub(super) fn wait_for(
     }
 }
 
-/// Waits until `poll` finds something; `None`: `limit` has passed.
+/// Polls until `poll` returns something, and returns that; `None`: `limit` has passed. Polls at least once.
 pub(super) fn until<T>(
     limit: Duration,
     mut poll: impl FnMut() -> Result<Option<T>, BenchError>,
@@ -239,7 +240,8 @@ pub(super) fn until<T>(
     }
 }
 
-/// Waits until something holds; the time since `since`, `None`: `limit` has passed.
+/// Waits until `holds` returns true. Returns the time from `since`, in ns of the monotonic clock, until then;
+/// `None`: `limit` has passed.
 pub(super) fn time_until(
     since: u64,
     limit: Duration,
@@ -254,7 +256,7 @@ pub(super) fn time_until(
 pub(super) struct Process {
     pub(super) pid: Pid,
     parent: i32,
-    /// Its arguments; empty for one that has ended.
+    /// Its arguments, with an empty text after the last one; only this text for a process that has ended.
     pub(super) arguments: Vec<String>,
 }
 
@@ -278,7 +280,7 @@ pub(super) fn processes() -> Result<Vec<Process>, BenchError> {
     Ok(entries.filter_map(process).collect())
 }
 
-/// The children of a process, and theirs, as `all` has them.
+/// The children of a process, followed by all their descendants, of those in `all`.
 pub(super) fn descendants(all: &[Process], of: Pid) -> Vec<Process> {
     let mut found: Vec<Process> = Vec::new();
     let mut parents = vec![of.as_raw_nonzero().get()];

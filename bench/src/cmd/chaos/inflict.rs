@@ -14,7 +14,8 @@ use crate::error::BenchError;
 /// busy machine.
 const ENDS_WITHIN: Duration = CALL_LIMIT.saturating_mul(2);
 
-/// Inflicts a fault, and waits until the cluster has recovered or all workers have ended.
+/// Inflicts a fault, and waits until the cluster has recovered or all workers have ended. A fault that these
+/// clusters cannot have does nothing, with an empty outcome.
 ///
 /// # Errors
 /// Errors of the environment of the test. What the cluster did wrong is in the outcome.
@@ -73,8 +74,9 @@ pub(super) fn inflict(
     }
 }
 
-/// A fault that passes: afterwards every worker has an acknowledgement, and a call returns. With `data` all
-/// workers but the one that makes calls also push while it lasts.
+/// A fault that passes; `inflict` blocks while it lasts. Afterwards every worker must have an
+/// acknowledgement, and a call to the coordinator must return. With `data` all workers but the first, which
+/// makes the calls, must also have one while the fault lasts.
 fn passes(
     cluster: &FaultCluster,
     subject: String,
@@ -107,7 +109,8 @@ fn passes(
     })
 }
 
-/// Kills a worker, and waits until the coordinator knows.
+/// Kills a worker, and waits until the coordinator logs its loss. Returns the time that this took; `None`:
+/// [`LIMIT`] has passed.
 fn worker_lost(cluster: &mut FaultCluster, worker: u32) -> Result<Option<Duration>, BenchError> {
     let text = format!("lost {worker}\"");
     let before = cluster.logged(COORDINATOR_LOG, &text);
@@ -118,7 +121,7 @@ fn worker_lost(cluster: &mut FaultCluster, worker: u32) -> Result<Option<Duratio
     })
 }
 
-/// Kills a worker; a successor takes its rank.
+/// Kills a worker; the others must go on, and a successor takes its rank.
 fn worker_killed(cluster: &mut FaultCluster, worker: u32) -> Result<Outcome, BenchError> {
     let since = now_ns();
     let detected = worker_lost(cluster, worker)?;
@@ -144,7 +147,8 @@ fn worker_killed(cluster: &mut FaultCluster, worker: u32) -> Result<Outcome, Ben
     })
 }
 
-/// Kills the server of a holder: each worker has an error that names the server, and begins again.
+/// Kills the server of a holder: each worker must have an error that names the server, and begin again. All
+/// pushes acknowledged before count as lost.
 fn server_killed(cluster: &mut FaultCluster, server: u32) -> Result<Outcome, BenchError> {
     let before = cluster.counts()?;
     let lost = cluster.acked()?;
@@ -176,8 +180,8 @@ fn server_killed(cluster: &mut FaultCluster, server: u32) -> Result<Outcome, Ben
     })
 }
 
-/// Kills the server of a holder at level warm: its successor has the tables, and no worker has an error. With
-/// `worker` the job has lost one just before, and another one takes its rank afterwards.
+/// Kills the server of a holder at level warm: its successor has the tables, and no worker may have an error.
+/// With `worker`, kills that worker first, and starts another one with its rank afterwards.
 fn warm_server_killed(
     cluster: &mut FaultCluster,
     server: u32,
@@ -219,8 +223,9 @@ fn warm_server_killed(
     })
 }
 
-/// Kills what the cluster cannot do without: each living worker ends with an error that names the server. With
-/// `worker` the job has lost one, and does not begin again when the server of a holder dies.
+/// Kills what the cluster cannot do without: each living worker must end with an error that names the server.
+/// Without `worker` this is the server or its holder. Otherwise it is first that worker and then the process
+/// that serves: a job without a worker does not begin again.
 fn must_fail(
     cluster: &mut FaultCluster,
     server: u32,
@@ -262,7 +267,8 @@ fn must_fail(
     })
 }
 
-/// Fills the file system of the saves: they are refused, and pushes go on.
+/// Fills the file system of the saves: saves must be refused, and pushes go on. When there is room again, a
+/// save must succeed.
 fn disk_full(cluster: &FaultCluster) -> Result<Outcome, BenchError> {
     let before = cluster.counts()?;
     let since = now_ns();
@@ -300,8 +306,9 @@ fn coordinator_restarted(
     without_coordinator(cluster, time, format!("coordinator, gone for {time:?}"))
 }
 
-/// Goes on without a coordinator, which has ended, for `time`, then starts it again and waits until the cluster has
-/// recovered. The outcome is broken if a worker has no acknowledgement in `time`, or the cluster does not recover.
+/// Goes on without a coordinator, which has ended, for `time`, then starts it again and waits until the
+/// cluster has recovered. The outcome is broken if a worker other than the first has no acknowledgement in
+/// `time`, or the cluster does not recover.
 fn without_coordinator(
     cluster: &mut FaultCluster,
     time: Duration,

@@ -17,26 +17,27 @@ const BYTES: usize = 8 * WORDS;
 pub(super) struct Counts {
     /// Pushes, or steps of a training, that were begun.
     pub(super) begun: u64,
-    /// Those that the servers have acknowledged.
+    /// Pushes, or steps of a training, that the servers have acknowledged.
     pub(super) acked: u64,
     /// Time of the last acknowledgement, ns of the monotonic clock.
     pub(super) acked_at: u64,
-    /// Calls to the coordinator that have returned.
+    /// Calls to the coordinator that have returned, saves not counted.
     pub(super) calls: u64,
-    /// Time of the last of them.
+    /// Time of the last such return, ns of the monotonic clock.
     pub(super) called_at: u64,
-    /// Times that the worker has begun again: without its tables, or from a checkpoint.
+    /// Times that the worker has begun again without its tables, or that a training has begun, the first
+    /// included.
     pub(super) restarts: u64,
-    /// Time of the last of them: when the worker had its error, or when it had its checkpoint.
+    /// Time of the last restart, ns of the monotonic clock: when the worker had its error, or its checkpoint.
     pub(super) restarted_at: u64,
     /// Saves that were refused for lack of space.
     pub(super) refused: u64,
-    /// Step at which a training has continued.
+    /// Step at which a training last continued from a checkpoint; 0 without one.
     pub(super) resumed: u64,
 }
 
 impl Counts {
-    /// Opens the ledger of a path, which is made if it is not there.
+    /// Opens the ledger of a path, with its counts; creates it with zeros if it is not there.
     pub(super) fn open(path: &Path) -> Result<File, BenchError> {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -86,7 +87,7 @@ impl Counts {
     }
 }
 
-/// Makes the error of a failed operation of the system.
+/// Returns a function that makes the error of a failed operation of the system.
 pub(super) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> BenchError {
     let what = what.into();
     move |source| BenchError::system(what, source)

@@ -37,7 +37,7 @@ use host::Host;
 use ledger::system;
 use training::Training;
 
-/// Faults of a cluster before the next one is started.
+/// Maximum faults of a cluster before the next cluster is started.
 const FAULTS_A_CLUSTER: usize = 4;
 
 /// Options of the subcommand `chaos`.
@@ -80,7 +80,7 @@ pub struct ChaosArgs {
     pub unshared: bool,
 }
 
-/// What a fault is inflicted on.
+/// What a fault is inflicted on: a server by number, a worker by rank. `time` is how long a passing fault lasts.
 #[derive(Debug, Clone, Copy)]
 struct FaultTargets {
     server: u32,
@@ -92,15 +92,15 @@ struct FaultTargets {
 #[derive(Debug, Default)]
 struct Outcome {
     subject: String,
-    /// From the fault until all processes concerned know it.
+    /// From the fault until all processes concerned know it; `None` if they need not, or do not in time.
     detected: Option<Duration>,
     recovered: Option<Duration>,
-    /// Acknowledged pushes that are counted in the tables after it.
+    /// Acknowledged pushes that are counted in the tables after the fault; of a training, steps of all workers.
     pushes: Option<u64>,
-    /// Acknowledged pushes, or steps, that its level allows to lose.
+    /// Acknowledged pushes, or steps, that were lost, as the durability level allows; `None` if none may be.
     lost: Option<u64>,
     broken: Option<String>,
-    /// The cluster is over, as promised.
+    /// Whether the cluster is over, as promised.
     ended: bool,
 }
 
@@ -108,7 +108,7 @@ struct Outcome {
 #[derive(Debug, Clone, Serialize)]
 struct Record {
     round: u32,
-    /// Time since the begin of the run.
+    /// Time from the begin of the run to the fault, seconds.
     at_s: f64,
     setup: &'static str,
     /// Durability level of the tables.
@@ -116,15 +116,16 @@ struct Record {
     /// Transport of the lanes.
     transport: &'static str,
     fault: Fault,
-    /// What the processes promise for it.
+    /// What the processes promise for this fault.
     promise: &'static str,
     /// The process, and how long the fault lasted.
     subject: String,
     /// From the fault until all processes concerned know it.
     detected_ms: Option<f64>,
-    /// Until all workers have an acknowledgement again, or until all have ended with their error.
+    /// From a kill, or from the end of a fault that passes, until all workers have an acknowledgement again,
+    /// or until all have ended with their error.
     recovered_ms: Option<f64>,
-    /// Pushes in the table after the fault, all accounted for.
+    /// Acknowledged pushes in the table after the fault, all accounted for; of a training, steps of all workers.
     pushes: Option<u64>,
     /// Acknowledged pushes, or steps, that were lost, as the level allows and as was reported.
     lost: Option<u64>,
@@ -136,7 +137,7 @@ struct Record {
 #[derive(Debug, Serialize)]
 struct Run {
     seed: u64,
-    /// Command that repeats it.
+    /// Command that repeats the run.
     repeat: String,
     seconds: f64,
     records: Vec<Record>,
@@ -149,7 +150,7 @@ struct Run {
 struct Seed(u64);
 
 impl Seed {
-    /// A number below `end`.
+    /// The next number, below `end`, which must not be 0.
     const fn below(&mut self, end: u64) -> u64 {
         self.0 = self
             .0
@@ -209,7 +210,7 @@ pub fn run(args: &ChaosArgs) -> Result<Failures, BenchError> {
     Ok(failures.collect())
 }
 
-/// Prints a line. Without stdout the record and the page have it too.
+/// Prints a line. Errors are ignored: the JSON and the page have the results, too.
 fn say(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }
@@ -381,7 +382,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The next fault of a kind of cluster; `None`: this host can have none.
+    /// The next fault of a kind of cluster (an index of [`Setup::ALL`]); `None`: this host can have none.
     fn next_fault(&mut self, kind: usize) -> Option<Fault> {
         let setup = Setup::ALL[kind];
         if self.orders[kind].is_empty() {
@@ -442,7 +443,7 @@ impl Session<'_> {
 }
 
 impl Record {
-    /// How it ended, in a few words.
+    /// How the fault ended, in a few words.
     fn outcome(&self) -> String {
         match (&self.broken, self.pushes) {
             (Some(why), _) => format!("BROKEN: {why}"),

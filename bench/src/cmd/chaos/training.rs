@@ -88,7 +88,7 @@ impl Training {
         occurrences(&self.dir.join("run.log"), text)
     }
 
-    /// Tick of the newest complete checkpoint; 0 without one.
+    /// Tick, which is the step, of the newest complete checkpoint; 0 without one.
     fn newest(&self) -> Result<u64, BenchError> {
         let Ok(entries) = fs::read_dir(self.dir.join("checkpoints/default")) else {
             return Ok(0);
@@ -101,7 +101,8 @@ impl Training {
         Ok(entries.filter_map(clock).max().unwrap_or(0))
     }
 
-    /// The process of a role, which the launcher may be starting.
+    /// The first process of the job that `is_it` accepts. Waits for at most [`LIMIT`], because the launcher
+    /// may be starting it.
     fn process(&self, is_it: impl Fn(&Process) -> bool) -> Result<Pid, BenchError> {
         let launcher = Pid::from_child(&self.launcher);
         let found = until(LIMIT, || {
@@ -124,7 +125,7 @@ impl Training {
         })
     }
 
-    /// Inflicts a fault and waits until it is over.
+    /// Inflicts a fault and waits until it is over. A fault that a job cannot have does nothing.
     ///
     /// # Errors
     /// The environment. A broken promise is in the outcome.
@@ -169,7 +170,8 @@ impl Training {
         Ok(outcome)
     }
 
-    /// Kills processes: all start again from a checkpoint that is as new as the newest complete one.
+    /// Kills processes: all must start again from a checkpoint that is at least as new as the newest complete
+    /// one before. Steps after that checkpoint count as lost.
     fn killed(&self, roles: &[Role]) -> Result<Outcome, BenchError> {
         let pids: Vec<Pid> = roles
             .iter()
@@ -229,7 +231,8 @@ impl Training {
         self.passes(format!("{role}, {time:?}"), || stop_for(pid, time))
     }
 
-    /// A fault that passes: afterwards every worker trains, and none has begun again.
+    /// A fault that passes; `inflict` blocks while it lasts. Afterwards every worker must train, and none may
+    /// have begun again.
     fn passes(
         &self,
         subject: String,
@@ -277,7 +280,7 @@ impl Training {
         Ok(outcome)
     }
 
-    /// Ends the training: the launcher must end without an error.
+    /// Ends the training. The inner error says how the launcher ends if not without an error, within [`LIMIT`].
     pub(super) fn finish(&mut self) -> Result<Result<(), String>, BenchError> {
         fs::write(self.dir.join("stop"), "").map_err(system("end a training"))?;
         let status = wait_for(&mut self.launcher, LIMIT)?;
@@ -314,7 +317,7 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Whether a process has a variable; false for one that has ended.
+/// Whether the environment of a process has `variable`, as `NAME=value`; false for a process that has ended.
 fn has_variable(pid: Pid, variable: &str) -> bool {
     let environment = fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
     let environment = environment.unwrap_or_default();

@@ -20,7 +20,7 @@ use crate::error::BenchError;
 pub const ROLE: &str = "__chaos-worker";
 /// Name of the hidden subcommand of a worker that trains.
 pub const TRAINING_ROLE: &str = "__chaos-training";
-/// Name of the table of both.
+/// Name of the table of both kinds of workers.
 pub(super) const TABLE: &str = "ledger";
 /// Rows of a process: enough that each server has some of them.
 pub(super) const ROWS: u64 = 8;
@@ -49,7 +49,7 @@ pub struct WorkerArgs {
     /// Transport of the lanes.
     #[arg(long)]
     pub transport: TransportChoice,
-    /// Number of this process; its rows are those from here times `ROWS`.
+    /// Number of this process; its rows are the `ROWS` rows from this number times `ROWS` on.
     #[arg(long)]
     pub key: u64,
     /// Ledger file of this process.
@@ -64,7 +64,7 @@ pub struct WorkerArgs {
 }
 
 impl WorkerArgs {
-    /// A table at the level of this worker.
+    /// Returns `table` with the durability level of this worker: warm, or unchanged.
     fn table(&self, table: TableBuilder) -> TableBuilder {
         match self.warm {
             true => table.durability(Durability::Warm),
@@ -77,12 +77,12 @@ impl WorkerArgs {
 #[derive(Debug, Clone, Args)]
 pub struct TrainingArgs {
     /// Directory of the ledgers: `ledger-RANK`. A file `stop` in it ends the training, a file `wrong-RANK` is
-    /// written when a row is.
+    /// written when a row is wrong.
     #[arg(long)]
     pub ledgers: PathBuf,
 }
 
-/// The rows of a process.
+/// The keys of the rows of process number `key`, ascending.
 pub(super) fn rows(key: u64) -> Vec<u64> {
     (key * ROWS..(key + 1) * ROWS).collect()
 }
@@ -111,10 +111,11 @@ fn connect(options: JoinOptions, sync: SyncMode) -> Result<Client, BenchError> {
     Ok(client)
 }
 
-/// Runs a worker until its input ends. When a server has begun again it rejoins, and counts from zero.
+/// Runs a worker until its input ends. When a server has begun again, the worker rejoins, and counts its
+/// pushes and calls from zero.
 ///
 /// # Errors
-/// That of the first other call that fails: the run decides whether it may.
+/// The error of the first call that fails for another reason: the run decides whether it may.
 pub fn run(args: &WorkerArgs) -> Result<(), BenchError> {
     let over = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&over);
@@ -181,7 +182,9 @@ fn push_until(
     Ok(())
 }
 
-/// Calls the coordinator when it is time: tables come and go, and all are saved if they are not warm.
+/// After every [`PUSHES_A_CALL`] pushes, creates and releases a table, which is counted as a call. After every
+/// [`PUSHES_A_SAVE`] pushes, saves all tables unless they are warm; counts a save that is refused for lack of
+/// space.
 fn call(
     client: &mut Client,
     args: &WorkerArgs,
@@ -213,7 +216,7 @@ fn call(
 /// worker, so that after step N every row is N, at all workers.
 ///
 /// # Errors
-/// That of the first call that fails; a wrong row.
+/// The error of the first call that fails; [`BenchError::Store`] for a wrong row.
 pub fn train(args: &TrainingArgs) -> Result<(), BenchError> {
     let mut client = connect(JoinOptions::default(), SyncMode::Bsp)?;
     let rank = u64::from(client.rank().0);
@@ -263,7 +266,8 @@ pub fn train(args: &TrainingArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Compares the rows of all workers with their step.
+/// Compares the rows of all workers with `step`. For a wrong row writes the file `wrong-RANK`, and returns an
+/// error.
 fn check(
     client: &mut Client,
     table: &Table<i64>,

@@ -15,13 +15,14 @@ pub(super) enum Metric {
     P50Us,
     /// Median time of a call, nanoseconds.
     P50Ns,
-    /// Calls a second at the median time of a call, by 10^6; each call counts as this many.
+    /// Millions a second at the median time of a call, each call counted as this many, which is its number of
+    /// rows.
     MCallsAtP50(u32),
-    /// Calls a second, over the whole slice.
+    /// Calls a second, over the sum of the sample times.
     CallsPerS,
     /// Payload gigabytes (10^9) a second at the median time of a call.
     GbPerSAtP50,
-    /// Payload gigabytes (10^9) a second.
+    /// Payload gigabytes (10^9) a second, over the sum of the sample times.
     GbPerS,
     /// Processor time of both ends per call, microseconds.
     CpuUs,
@@ -62,7 +63,7 @@ pub(super) struct Title<'a> {
     pub(super) unit: &'a str,
 }
 
-/// Our side of a contest: a work, the compared figure of it, and the usage of its servers.
+/// Our side of a contest: a work, its figure that is compared, and the meter of its servers.
 pub(super) struct Ours<'a> {
     pub(super) work: &'a mut dyn Work,
     pub(super) metric: Metric,
@@ -109,7 +110,7 @@ pub(super) struct BaselineSide<'a> {
     pub(super) side: Side<'a>,
 }
 
-/// Figures of all rounds; those of both sides are paired.
+/// Figures of all rounds; those of both sides with the same index are of one round.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     pub(super) ours: Vec<f64>,
@@ -120,7 +121,8 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// Runs `count` rounds. The order alternates: the second side may find a warmer or a busier machine.
+    /// Runs `count` rounds. Which side is first alternates: the second one may find a warmer or a busier
+    /// machine.
     fn run(count: u32, ours: Side<'_>, mut theirs: Option<Side<'_>>) -> Result<Self, BenchError> {
         let mut rounds = Self::default();
         for round in 0..count {
@@ -158,8 +160,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether one of these contests was requested; a name that ends in a dot matches as a prefix.
-    /// Expensive setups check this first.
+    /// Whether the options (`--only`, `--steady`) request one of these contests; a name that ends in a dot
+    /// stands for all contests that begin with it. Expensive setups check this first.
     pub(super) fn wants(&self, ids: &[&str]) -> bool {
         let only = &self.args.only;
         ids.iter().any(|id| {
@@ -171,7 +173,7 @@ impl<'a> Comparison<'a> {
         })
     }
 
-    /// Measures a work for one slice.
+    /// Measures a work for one slice, in a closed loop after three samples of warm-up.
     pub(super) fn slice(
         &self,
         work: &mut dyn Work,
@@ -182,7 +184,8 @@ impl<'a> Comparison<'a> {
         measure::run(&plan, work, meter)
     }
 
-    /// Runs a work against a baseline, both through the measuring core.
+    /// Runs a work against a baseline, both through the measuring core, and records the result; does nothing
+    /// if the contest is not requested.
     pub(super) fn head_to_head(
         &mut self,
         id: &str,
@@ -226,7 +229,8 @@ impl<'a> Comparison<'a> {
         self.record(title, rounds, name)
     }
 
-    /// Runs two self-measuring sides in turn.
+    /// Runs two self-measuring sides in turn, and records the result; does nothing if the contest is not
+    /// requested.
     pub(super) fn contest(
         &mut self,
         title: Title<'_>,
@@ -241,7 +245,8 @@ impl<'a> Comparison<'a> {
         self.record(title, rounds, name)
     }
 
-    /// Judges and prints figures.
+    /// Judges, prints and keeps figures; does nothing if the contest is not requested. With `theirs`, the
+    /// rounds' ratios `ours` / `theirs` are judged, unless the target is absolute.
     pub(super) fn record(
         &mut self,
         title: Title<'_>,

@@ -17,7 +17,7 @@ const ELEMENTS: usize = 16 << 20;
 const BYTES: u64 = ELEMENTS as u64 * 4;
 /// Appliers of the server, and threads of the loops.
 const THREADS: usize = 2;
-/// Values of the inputs: sums of products are exact in f64.
+/// Values of the elements of both inputs: sums of their products are exact in f64.
 const X: f32 = 1.5;
 const Y: f32 = 0.25;
 
@@ -120,7 +120,8 @@ impl Work for Dot<'_> {
     }
 }
 
-/// The same over local arrays: eight sums in f32 a thread, so that the loop is vectorised.
+/// Inner product over local arrays, half of them in each of two threads: sixteen sums in f32 for each 4,096
+/// elements, so that the loop is vectorised.
 struct LocalDot<'a> {
     x: &'a [f32],
     y: &'a [f32],
@@ -197,7 +198,7 @@ impl Work for Map<'_> {
     }
 }
 
-/// The same over local arrays.
+/// Element map over local arrays, half of them in each of two threads. Its values are not checked.
 struct LocalMap<'a> {
     x: &'a [f32],
     y: &'a mut [f32],

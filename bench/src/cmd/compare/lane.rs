@@ -26,7 +26,7 @@ use crate::measure::Work;
 
 /// Default ring size of a session, bytes.
 const RING: usize = 1 << 20;
-/// The largest frame of such a ring, bytes.
+/// Largest frame that the ring holds, bytes.
 const FRAME: usize = RING / 4;
 const SALT: u64 = 5;
 /// Seed of the keys of registered regions.
@@ -38,7 +38,7 @@ const DATA: usize = 1 << 20;
 const COUNTERS: usize = 4096;
 const LANE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Both ends of a lane, and memory that it reads.
+/// Both ends of a lane, and memory that the client's end reads and swaps.
 pub(super) struct Ends {
     lane: VerbsClientLane,
     client: Arc<ClientDomain>,
@@ -53,7 +53,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Connects both ends over the device with the loopback address.
+    /// Connects both ends over the RDMA device of the tests: by default the one with the address 127.0.0.1.
     ///
     /// # Errors
     /// If there is no such device, or it rejects an operation.
@@ -107,7 +107,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Waits until the last push has arrived.
+    /// Waits until the last push has arrived; an error after [`LANE_TIMEOUT`].
     fn wait(&mut self) -> Result<(), LaneError> {
         let deadline = Deadline::after(LANE_TIMEOUT);
         while self.inbox.tail() != Some(self.tail) {
@@ -125,8 +125,8 @@ impl Ends {
     }
 }
 
-/// Allocates `bytes` bytes with arbitrary contents and registers them for the lane's peer; returns their start address.
-/// `memory` is the number of the server memory, as in [`RegisteredRegion`].
+/// Allocates `bytes` bytes, filled with the [`noise`] of round 0, and registers them for the lane's peer;
+/// returns their start address. `memory` is the number of the server memory, as in [`RegisteredRegion`].
 fn export(
     exports: &RegionTable,
     bytes: usize,
@@ -157,8 +157,8 @@ pub(super) struct Landed {
 }
 
 impl Landed {
-    /// `calls` calls of `bytes` bytes each, in frames of the largest allowed size; a row's frame is a
-    /// whole number of lines.
+    /// Samples of `calls` calls. Each pushes `bytes` bytes, rounded up to complete frames. A frame is `bytes`
+    /// rounded up to 64-byte lines, at most [`FRAME`].
     pub(super) fn new(ends: Ends, bytes: usize, calls: u64) -> Self {
         let frame = bytes.next_multiple_of(64).min(FRAME);
         Self {
@@ -193,7 +193,7 @@ impl Work for Landed {
         done.and_then(|()| ends.wait()).map_err(other)
     }
 
-    /// Elements of the last frame that differ from the written ones.
+    /// Number of four-byte elements of the last frame that differ from the written ones.
     fn check(&mut self) -> u64 {
         let mut destination = vec![0; self.frame.len()];
         let at = self.ends.tail.saturating_sub(self.frame.len() as u64);
@@ -262,7 +262,7 @@ impl Work for Read {
     }
 }
 
-/// Compare-and-swaps of one word, each expecting the value of the previous one.
+/// Compare-and-swaps of one 64-bit word. Each expects the value that the previous one has written.
 pub(super) struct Swap {
     ends: Ends,
     is: u64,
@@ -303,13 +303,13 @@ impl Work for Swap {
     }
 }
 
-/// Bytes of a round: words that differ from each other.
+/// `len` bytes for a round: 64-bit words that differ from each other, and from those of other rounds.
 fn noise(round: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64).flat_map(|n| mix64(round << 32 | n).to_le_bytes());
     words.take(len).collect()
 }
 
-/// Number of four-byte elements that differ.
+/// Number of four-byte elements that differ; both slices are of one length.
 fn different(is: &[u8], expected: &[u8]) -> u64 {
     let pairs = is.chunks(4).zip(expected.chunks(4));
     pairs.filter(|(is, expected)| is != expected).count() as u64

@@ -11,7 +11,7 @@ use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
 use crate::roofline::{Passes, copy_speed};
 
-/// Worker counts to find the best one, and the count that is compared with it.
+/// Worker counts of which the best is the baseline, and the count that is compared with the best.
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const MANY_WORKERS: u32 = 32;
 /// Time of each count in a round.
@@ -26,8 +26,8 @@ const TICKS: u64 = 100;
 const DENSE_BYTES: u64 = 64 << 20;
 const DENSE_WORKERS: u32 = 4;
 const DENSE_STEPS: u64 = 3;
-/// Piece that a bare step takes through all passes of a push. The largest frame of a 1 MiB ring, and a block
-/// that stays in a core's nearest cache.
+/// Name and bytes of the piece that a bare step takes through all passes of a push. The largest frame of a 1
+/// MiB ring, and a block that stays in a core's nearest cache.
 const PIECES: [(&str, usize); 2] = [("frames", 256 << 10), ("blocks", 16 << 10)];
 /// Time limit of a slice of workers that wait for each other, ms.
 const SLICE_TIMEOUT_MS: u64 = 60_000;
@@ -83,8 +83,8 @@ fn processes_tick(comparison: &mut Comparison<'_>, id: &str) -> Result<(), Bench
     comparison.contest(title, &mut ours, None)
 }
 
-/// Throughput of many workers divided by that of the best worker count, per round. Each worker has
-/// `part` rows of its own.
+/// Contest of [`MANY_WORKERS`] workers against the best of [`COUNTS`] in the same round, by the rows a second
+/// of all workers. Each worker has `part` rows of its own.
 fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     if !comparison.wants(&[id]) {
         return Ok(());
@@ -125,10 +125,10 @@ fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), Ben
     comparison.record(title, rounds, Some(baseline))
 }
 
-/// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
-/// into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters:
-/// (W + 2) / 2 copies. The speed is that of as many copying threads as there are cores. Bare steps by
-/// the same bound run first.
+/// Contest of steps a second against the memory-bandwidth bound. A step is, in copies of the table: W pulls, W
+/// pushes into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters: (W
+/// + 2) / 2 copies. The speed is that of [`dense_threads`] copying threads. Contests of bare steps against
+/// this bound run first.
 fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
     let threads = dense_threads();
@@ -208,13 +208,13 @@ fn traffic(bound: Side<'_>) -> BaselineSide<'_> {
 const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;
 const _: () = assert!(DENSE_COPIES == 11);
 
-/// Number of copying threads and of appliers: one for each core.
+/// Number of copying threads and of appliers: one for each core, at most [`DENSE_WORKERS`].
 fn dense_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     cores.min(DENSE_WORKERS as usize)
 }
 
-/// Steps a second that the memory bandwidth allows.
+/// Steps a second that the memory bandwidth allows, measured with `threads` copying threads.
 fn dense_bound(threads: usize) -> Result<Round, BenchError> {
     let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
     Ok(Round {

@@ -133,7 +133,7 @@ fn push(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), B
     workload.release()
 }
 
-/// An applier without a ring: equal on every transport, so it is measured here only.
+/// Contests of an applier without a ring, which is equal on every transport and is therefore measured here only.
 fn appliers(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     for name in ["sgd", "adagrad"] {
         for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {

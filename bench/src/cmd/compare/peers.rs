@@ -152,7 +152,7 @@ fn compile_mpi() -> Result<std::path::PathBuf, String> {
     Ok(program)
 }
 
-/// Microseconds of a test, if every value was right.
+/// Median of a test in microseconds; an error if the program reports a wrong value.
 fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
     let line = text.lines().find_map(|line| line.strip_prefix(test));
     let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
@@ -163,7 +163,8 @@ fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
     }
 }
 
-/// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
+/// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP. Its figure is multiplied by
+/// `ways`: 2 if `test` prints a one-way time.
 fn ucx(
     comparison: &mut Comparison<'_>,
     worker: &mut OneWorker,
@@ -208,8 +209,8 @@ fn ucx(
     workload.release()
 }
 
-/// Waits until `ucx_perftest` listens. It accepts one connection only, so this reads the kernel's list
-/// of sockets instead of connecting.
+/// Waits until a process listens on a TCP port of this host; an error after [`START`]. Some programs accept one
+/// connection only, so this reads the kernel's list of sockets instead of connecting.
 pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     let port: u16 = port.parse().map_err(|_| "no port".to_owned())?;
     let deadline = Deadline::after(START);
@@ -232,7 +233,8 @@ pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     Err(format!("no process listens on port {port}"))
 }
 
-/// Median of `ucx_perftest -f -v`: the second cell of the second line.
+/// Median of `ucx_perftest -f -v` in microseconds: the cell below the first column of the header with 50 in
+/// its name.
 fn ucx_median(text: &str) -> Result<f64, String> {
     let mut lines = text
         .lines()
@@ -245,8 +247,8 @@ fn ucx_median(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "ucx_perftest printed no median".into())
 }
 
-/// A contest between our work and the figure of another program, which `baseline` names. A failing program
-/// ends the contest, not the run.
+/// A contest between our work and the figure of another program, which `baseline` names and `theirs` runs
+/// first in each round. If the program fails, the contest is recorded as absent, and the run goes on.
 pub(super) fn pair(
     comparison: &mut Comparison<'_>,
     id: &str,

@@ -39,7 +39,7 @@ struct Gid {
 }
 
 impl Perftest {
-    /// Prepares a run with messages of `size` bytes.
+    /// Prepares runs with messages of `size` bytes, of which `figure` is read; runs nothing yet.
     ///
     /// # Errors
     /// The reason if the program or the device is missing.
@@ -63,7 +63,7 @@ impl Perftest {
         })
     }
 
-    /// Runs both ends; returns the figure.
+    /// Runs both ends, at most [`ATTEMPTS`] times; returns the figure in its own unit.
     ///
     /// # Errors
     /// The error of the last attempt.
@@ -121,7 +121,7 @@ fn gid_text(address: IpAddr) -> String {
     segments.join(":")
 }
 
-/// Entry of an address in the ports' GID tables; RoCE v2 if it has several forms.
+/// Entry of an address in the ports' GID tables, RoCE v2 if there are several; `None` without one.
 fn gid_of(devices: &Path, address: &str) -> Option<Gid> {
     let mut all = Vec::new();
     for device in names(devices) {

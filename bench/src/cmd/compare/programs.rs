@@ -18,7 +18,7 @@ const ATTACH: Duration = Duration::from_millis(500);
 /// Limit of the output read from a program, bytes.
 const OUTPUT_MAX: u64 = 1 << 20;
 
-/// Finds a program on the path.
+/// Finds a program on the path. The error is a text that names the program.
 pub(super) fn find(name: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name));
@@ -46,7 +46,8 @@ pub(super) fn free_port() -> Result<u16, String> {
     Ok(listener.local_addr().map_err(|e| e.to_string())?.port())
 }
 
-/// Runs a program to its end; returns its output.
+/// Runs a program to its end; returns its standard output. Kills the program after `longest`. The error is a
+/// text: the time limit, or the first line that a failing program printed.
 pub(super) fn run(command: &mut Command, longest: Duration) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command
@@ -103,7 +104,8 @@ impl Killed {
         child.map(Self).map_err(|e| format!("{name}: {e}"))
     }
 
-    /// Whether the program succeeded; `None` if it still runs after `longest`.
+    /// Waits for the end of the program; returns whether it succeeded, or `None` if it still runs after
+    /// `longest`.
     pub(super) fn wait(&mut self, longest: Duration) -> Option<bool> {
         let deadline = Deadline::after(longest);
         loop {
@@ -133,7 +135,7 @@ pub(super) struct SyscallCounter {
 }
 
 impl SyscallCounter {
-    /// Attaches to the processes and starts to count.
+    /// Attaches to the processes and starts to count; blocks for half a second until `perf` has attached.
     pub(super) fn start(pids: &[Pid]) -> Result<Self, String> {
         let perf = find("perf")?;
         let file = scratch().join("syscalls.csv");
@@ -159,7 +161,7 @@ impl SyscallCounter {
         Ok(Self { perf, file })
     }
 
-    /// Number of system calls since the start.
+    /// Ends the count; returns the number of system calls of all processes since the start.
     pub(super) fn stop(mut self) -> Result<u64, String> {
         let pid = Pid::from_child(&self.perf.0);
         kill_process(pid, Signal::INT).map_err(|e| e.to_string())?;
@@ -172,7 +174,7 @@ impl SyscallCounter {
     }
 }
 
-/// Extracts the count from the output of `perf stat -x ,`.
+/// Extracts the count from the output of `perf stat -x ,`; `None` if there is none.
 fn count_of(text: &str) -> Option<u64> {
     let line = text
         .lines()

@@ -29,7 +29,7 @@ const DIM: usize = 64;
 /// Runs all contests.
 ///
 /// # Errors
-/// Errors of our own side. Without a tree the rows are absent.
+/// Errors of our own side. Without a tree the contests are recorded as absent.
 pub(super) fn contests(
     comparison: &mut Comparison<'_>,
     worker: &mut OneWorker,
@@ -130,7 +130,7 @@ fn compile() -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// Figure of a test, if every value was right.
+/// Figure of a test, in the unit that the program prints it in; an error if the program reports a wrong value.
 fn figure(text: &str, test: &str) -> Result<f64, String> {
     let line = text.lines().find_map(|line| line.strip_prefix(test));
     // No line: no words, and the error below.

@@ -25,7 +25,7 @@ const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
 /// Runs all contests.
 ///
 /// # Errors
-/// Errors of our own side. Without Redis its rows are absent.
+/// Errors of our own side. Without Redis the contests are recorded as absent.
 pub(super) fn contests(
     comparison: &mut Comparison<'_>,
     worker: &mut OneWorker,
@@ -102,7 +102,8 @@ impl Redis {
         })
     }
 
-    /// Opens a connection for `depth` commands at a time, on one key with a value of [`ROW_BYTES`].
+    /// Opens a connection for `depth` commands at a time, all on one key. Sets the key to a value of
+    /// [`ROW_BYTES`] bytes.
     fn pipeline(&self, op: Op, depth: u64) -> std::io::Result<Pipeline> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut peer = TcpStream::connect_timeout(&address, START)?;
@@ -148,7 +149,7 @@ struct Pipeline {
     peer: TcpStream,
     commands: Vec<u8>,
     answers: Vec<u8>,
-    /// The right answer to each.
+    /// The right answer to each command.
     answer: Vec<u8>,
     depth: u64,
 }

@@ -42,7 +42,8 @@ fn name(transport: Transport) -> &'static str {
     }
 }
 
-/// Measures the time from a tick to the minimum that it moves, for sessions of one thread.
+/// Measures the time from the tick of the last of several sessions of one thread until this session sees the
+/// minimum that the tick moves. The server is pinned to `core`, if given.
 ///
 /// # Errors
 /// The error of the first call that fails.
@@ -76,7 +77,8 @@ pub(super) fn clock_of_a_thread(
     Ok(())
 }
 
-/// Keeps this thread, and all threads that it starts, on one core until it is dropped.
+/// Keeps this thread on one core until it is dropped. Threads and processes that this thread starts meanwhile
+/// inherit the core, and keep it.
 #[derive(Debug)]
 pub(super) struct OneCore {
     before: CpuSet,
@@ -84,7 +86,7 @@ pub(super) struct OneCore {
 }
 
 impl OneCore {
-    /// Moves to the last core that this process may use, because interrupts prefer the first.
+    /// Moves this thread to the last core that it may use, because interrupts prefer the first.
     ///
     /// # Errors
     /// If the system refuses.
@@ -101,9 +103,9 @@ impl OneCore {
         self.core
     }
 
-    /// Moves all current threads of a cluster's servers to the first core that this process could use
-    /// before. Threads that share a core would have to yield it in each call. Returns false if there is
-    /// only one core.
+    /// Moves all current threads of a cluster's servers to the first core that this thread could use before.
+    /// Threads that share a core would have to yield it in each call. Returns false, and moves nothing, if
+    /// there is only one core.
     ///
     /// # Errors
     /// If the system refuses.

@@ -82,7 +82,8 @@ fn one_core(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Contests of one call after the other.
+/// Contest of calls of `size` bytes, one after the other, against an echo. `core` is the core of both ends, if
+/// they are pinned.
 fn small(
     comparison: &mut Comparison<'_>,
     worker: &mut OneWorker,

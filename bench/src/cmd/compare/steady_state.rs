@@ -44,7 +44,7 @@ pub(super) fn contests(comparison: &mut Comparison<'_>, name: &str) -> Result<()
     grows(comparison, name, &mut cluster(comparison, 1)?)
 }
 
-/// Starts one server for `workers` workers, the used ranks only. With more workers than cores left, the
+/// Starts one server that expects `workers` workers, no more than needed: with more workers than cores left, the
 /// server's applier would not stay awake between two calls.
 fn cluster(comparison: &Comparison<'_>, workers: u32) -> Result<Cluster, BenchError> {
     Cluster::start(ClusterConfig {
@@ -53,7 +53,7 @@ fn cluster(comparison: &Comparison<'_>, workers: u32) -> Result<Cluster, BenchEr
     })
 }
 
-/// Processor seconds a second of unused servers with an open session.
+/// Contest of the processor seconds a second of an unused server with an open session.
 fn idle(
     comparison: &mut Comparison<'_>,
     name: &str,
@@ -85,7 +85,8 @@ fn idle(
     Ok(client.finish()?)
 }
 
-/// Allocations and system calls of steady-state calls.
+/// Contests of the allocations of steady-state calls and, for calls over shared memory one after the other, of
+/// their system calls.
 fn calls(
     comparison: &mut Comparison<'_>,
     name: &str,
@@ -171,7 +172,7 @@ struct Made {
     wrong: u64,
 }
 
-/// Makes exactly `calls` calls, or fewer if they are slow.
+/// Makes complete samples of at least `calls` calls in all, or fewer if they take longer than [`COUNTING`].
 fn steadily(calls: u64, work: &mut dyn Work) -> Result<Made, BenchError> {
     let end = Deadline::after(COUNTING);
     let mut made = Made { calls: 0, wrong: 0 };
@@ -226,7 +227,7 @@ fn count_system_calls(
     comparison.record(title, rounds, None)
 }
 
-/// Memory growth over ten million calls.
+/// Contest of the memory growth over [`SOAK_CALLS`] calls, or over as many as [`SOAK_TIME`] allows.
 fn grows(
     comparison: &mut Comparison<'_>,
     name: &str,

@@ -18,11 +18,11 @@ pub struct Target {
     pub what: String,
     /// Unit of the bound, or `ratio`.
     pub metric: String,
-    /// Largest value that meets the target.
+    /// Largest value that meets the target; `None` if `at_least` is the bound.
     pub at_most: Option<f64>,
-    /// Smallest value that meets the target.
+    /// Smallest value that meets the target; `None` if `at_most` is the bound.
     pub at_least: Option<f64>,
-    /// Whether our own figure is compared, although a baseline is measured.
+    /// Whether our own figure is compared with the bound, although a baseline is measured.
     #[serde(default)]
     pub absolute: bool,
     /// Whether the value is a count, not a time; builds with debug assertions judge counts too.
@@ -42,10 +42,11 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Loads the targets from a file, or the built-in ones.
+    /// Loads the targets from a file; `None`: the built-in ones.
     ///
     /// # Errors
-    /// If the file cannot be read or is not a table of targets.
+    /// If the file cannot be read or is not a table of targets, a name is there twice, or a target does not
+    /// have exactly one bound.
     pub fn load(path: Option<&Path>) -> Result<Self, BenchError> {
         let Some(path) = path else {
             return Self::parse(BUILT_IN).map_err(BenchError::Usage);
@@ -70,7 +71,7 @@ impl Targets {
         Ok(targets)
     }
 
-    /// Finds the target of a contest.
+    /// Finds the target of a contest by its full name; `None` if it has none.
     pub fn find(&self, id: &str) -> Option<&Target> {
         self.target.iter().find(|target| target.id == id)
     }

@@ -29,7 +29,8 @@ const EPS: f32 = 1e-8;
 /// `tidewater-train lr`, two workers and a server, against one thread without a server.
 ///
 /// # Errors
-/// If the training file cannot be read.
+/// If the training file cannot be read or used. Without the programs or the file the contest is recorded as
+/// absent.
 pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "train.lr";
     if !comparison.wants(&[id]) {
@@ -72,7 +73,8 @@ pub(super) fn contest(comparison: &mut Comparison<'_>) -> Result<(), BenchError>
     comparison.record(title, rounds, Some("the same loop on a local array"))
 }
 
-/// The public set if it is present; otherwise a generated one of its size.
+/// File and description of the training set: with `--data` the public set in that folder, which must be there;
+/// otherwise a set of the same size, which is generated.
 fn training_file(
     comparison: &Comparison<'_>,
     train: &Path,
@@ -91,7 +93,7 @@ fn training_file(
     Ok((file, "a generated set (--data names a folder with a9a)"))
 }
 
-/// Processor seconds of a complete job.
+/// Processor seconds that all processes of a complete job use.
 fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String> {
     let before = children_cpu().ok_or("the kernel does not report processor times")?;
     let mut command = Command::new(run);
@@ -116,7 +118,8 @@ fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String
     Ok(after - before)
 }
 
-/// Processor seconds of this process's ended children and their descendants.
+/// Processor seconds of this process's ended children and their descendants; `None` if the kernel does not
+/// report them.
 fn children_cpu() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The name in parentheses may hold any byte; the fields after it are numbers.
@@ -127,8 +130,8 @@ fn children_cpu() -> Option<f64> {
     Some((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Processor seconds of an epoch: the trainer's own mathematics with weights and AdaGrad sums in
-/// arrays.
+/// Processor seconds of this thread for an epoch: the trainer's own mathematics with weights and AdaGrad sums
+/// in arrays.
 fn local_epoch(data: &Dataset) -> Result<f64, BenchError> {
     let batch = NonZeroUsize::new(BATCH).unwrap_or(NonZeroUsize::MIN);
     let model = defaults::logistic(batch);

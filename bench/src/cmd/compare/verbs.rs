@@ -27,7 +27,8 @@ const MIB: u32 = 1 << 20;
 /// Pushes of one mebibyte in flight.
 const WINDOW: usize = 4;
 
-/// A contest: id, description, and the baseline's program with its arguments.
+/// A contest: id, description, and the baseline's program of perftest with its message size in bytes and its
+/// options.
 struct Match<'a> {
     id: &'a str,
     what: &'a str,
@@ -161,7 +162,7 @@ fn dense(comparison: &mut Comparison<'_>, worker: &mut OneWorker) -> Result<(), 
     Ok(())
 }
 
-/// A lane alone: the operations of async-rdma's program too, and pushes until they have arrived.
+/// Contests of a lane alone: reads, a compare-and-swap, and pushes until they have arrived.
 fn lane(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     if !comparison.wants(&["verbs.lane.", "verbs.push.landed"]) {
         return Ok(());
@@ -240,7 +241,8 @@ fn lanes(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// A lane's work against a program of perftest: that of latency or of bandwidth, by the contest's options.
+/// A lane's work against a program of perftest. Its name is `contest.program` followed by `_bw` if the options
+/// are [`BANDWIDTH`], otherwise by `_lat`.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 fn alone(
     comparison: &mut Comparison<'_>,
@@ -260,7 +262,8 @@ fn alone(
     against(comparison, contest, ours, figure, 1.0)
 }
 
-/// Runs our work and the program in turn; the program's figure is multiplied by `scale`.
+/// Runs our work and the contest's program in turn; the program's figure is multiplied by `scale`. Without the
+/// program or a device the contest is recorded as absent.
 fn against(
     comparison: &mut Comparison<'_>,
     contest: Match<'_>,

@@ -22,10 +22,10 @@ pub(super) struct Series {
     pub(super) name: String,
     /// Index into the page's colors; `None` for the reference that is compared with.
     pub(super) color: Option<usize>,
-    /// Whether the line is dashed: another run of the same measurement.
+    /// Whether the line is dashed: another run of the same measurement, or a roofline.
     pub(super) dashed: bool,
     pub(super) points: Vec<Point>,
-    /// Upper edge of a band above the line, at the same places; empty for none.
+    /// Upper edge of a band above the line: a `y` for each point; empty for no band.
     pub(super) upper: Vec<f64>,
 }
 
@@ -67,7 +67,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// Draws the chart; empty with fewer than two points.
+    /// Draws the chart as an SVG element; an empty text if no `x` or no `y` is above 0.
     pub(super) fn svg(&self) -> String {
         let points = self.series.iter().flat_map(|s| &s.points);
         let xs: Vec<f64> = points.clone().map(|p| p.x).collect();
@@ -240,7 +240,8 @@ fn ends(values: &[f64]) -> Option<(f64, f64)> {
     Some((from, values.reduce(f64::max)?))
 }
 
-/// Positions of grid lines; named are 1, 10, 100, and 2 and 5 between them on a short axis.
+/// Values of grid lines, and whether each is named. Lines are at 1, 10, 100, and on all but a long axis at 2
+/// and 5 between them; these are named only on a short axis.
 fn y_ticks(axis: Axis) -> Vec<(f64, bool)> {
     let decades = (axis.to / axis.from).log10();
     let first = axis.from.log10().floor() as i32;
@@ -258,7 +259,7 @@ fn y_ticks(axis: Axis) -> Vec<(f64, bool)> {
     ticks
 }
 
-/// Values named on the lower axis: every one, or every second, third, ...
+/// Values named on the lower axis, ascending: every one, or every second, third, ... of the distinct `xs`.
 fn x_ticks(xs: &[f64]) -> Vec<f64> {
     let mut all: Vec<f64> = xs.to_vec();
     all.sort_by(f64::total_cmp);

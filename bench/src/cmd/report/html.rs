@@ -23,11 +23,11 @@ pub(super) enum Unit {
     Bytes,
     /// A plain count without unit.
     Count,
-    /// Times, shown in microseconds.
+    /// Times in microseconds, shown in ns, us, ms or s.
     Micros,
-    /// Megabytes (10^6) a second.
+    /// Megabytes (10^6) a second, shown in kB/s, MB/s or GB/s.
     MegabytesPerS,
-    /// Millions of calls a second.
+    /// Millions of calls a second, shown as a number, thousands or millions a second.
     MillionsPerS,
 }
 
@@ -60,7 +60,8 @@ fn bytes(value: f64) -> String {
     digits(value)
 }
 
-/// Formats three significant digits, without zeros after the point.
+/// Formats all digits before the point, and behind it as many as make three digits: at most three, without
+/// zeros at the end. `-` for a number that is not finite.
 pub(super) fn digits(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();

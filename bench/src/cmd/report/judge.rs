@@ -104,7 +104,7 @@ fn row(ratio: &Ratio, judged: bool) -> String {
     out + &wrong + "</tr>"
 }
 
-/// Formats a large number with thousands separators.
+/// Formats a number like [`digits`]; in millions (`M`) from 10^6 on, in thousands (`k`) from 10^4 on.
 fn long(value: f64) -> String {
     let size = value.abs();
     if size >= 1e6 {
@@ -116,8 +116,8 @@ fn long(value: f64) -> String {
     }
 }
 
-/// Draws the rounds relative to the bound, on a logarithmic scale with the bound in the middle. The
-/// shaded half meets the bound.
+/// Draws the value and the spread of the rounds relative to the bound, on a logarithmic scale with the bound
+/// in the middle. The shaded half meets the bound. Empty if `bound` has no number.
 fn drawing(ratio: &Ratio, bound: &str) -> String {
     let number = bound
         .trim_start_matches(['<', '>', '=', ' '])

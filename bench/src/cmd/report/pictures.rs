@@ -129,7 +129,7 @@ struct Line<'a> {
     rows: Vec<&'a Row>,
 }
 
-/// Returns all sections that the runs have rows for.
+/// Returns all sections that the runs have rows for, in the order of [`KINDS`].
 pub(super) fn sections(runs: &[Run]) -> Vec<Section> {
     KINDS
         .iter()
@@ -254,7 +254,8 @@ fn point(kind: &Kind, row: &Row, label: &str) -> Point {
     }
 }
 
-/// The rooflines of the first run's rows, one line for each roofline.
+/// The rooflines of the lines' rows, one dashed line for each name; at a size the first row with this roofline
+/// counts. Empty for a chart of calls a second.
 fn rooflines(kind: &Kind, lines: &[Line<'_>]) -> Vec<Series> {
     let mut found: BTreeMap<String, BTreeMap<u64, f64>> = BTreeMap::new();
     if kind.shown == Shown::Calls {
