@@ -7,7 +7,8 @@
 //! An applier's tables, rings and lanes belong to its thread alone; none of them is locked.
 //!
 //! # Cost
-//! A server reserves its capacity twice and pays by the page.
+//! A server reserves address space of its capacity twice, for public and for private memory. Ordinary pages cost
+//! nothing until they are touched.
 
 #![forbid(unsafe_code)]
 

@@ -7,12 +7,12 @@ use super::prepare::Options;
 use super::rules::{FTRL_FACTOR, Hyper};
 
 /// Checks and collects the numbers of a table's kernel: hyper-parameters of `optimizer` and gradient
-/// options.
+/// options. The rate factor of FTRL is 1.
 ///
 /// # Errors
 ///
-/// [`KernelError::IntegerGradient`], and [`KernelError::HyperParameter`] for the first number that
-/// is out of range.
+/// [`KernelError::IntegerGradient`] for any optimizer on a table of integers.
+/// [`KernelError::HyperParameter`] for the first number that is out of range.
 pub(super) fn hyper(
     optimizer: &Optimizer,
     options: &GradientOptions,

@@ -13,7 +13,7 @@ pub(super) trait Element: Copy + PartialOrd {
 
     /// Splits `bytes` into the bytes of complete elements. An incomplete one at the end is left out.
     fn split(bytes: &[u8]) -> &[Self::Bytes];
-    /// Splits `bytes` into the bytes of complete elements for writing, as [`Element::split`].
+    /// Splits `bytes` into the bytes of complete elements, for writing. An incomplete one at the end is left out.
     fn split_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
     fn load(bytes: Self::Bytes) -> Self;
     fn store(self) -> Self::Bytes;
@@ -24,17 +24,20 @@ pub(super) trait Element: Copy + PartialOrd {
     fn lesser(self, other: Self) -> Self;
     /// Returns the greater of both; NaN if one is NaN, `self` if they are equal.
     fn greater(self, other: Self) -> Self;
-    /// Divides by an f64 and rounds to the element type, see [`super::divide`].
+    /// Divides by `by`. A float is divided by `by` rounded to its type; an integer is divided in f64, and the
+    /// quotient is converted as by [`Element::nearest`].
     fn divided(self, by: f64) -> Self;
-    /// Rounds to the nearest value of the type (ties to even). Integers saturate, and NaN becomes 0.
+    /// Rounds to the nearest value of the type (ties to even). An integer type saturates, and takes 0 for NaN.
     fn nearest(value: f64) -> Self;
-    /// Rounds down to an integer for integer types; for floats as `nearest`.
+    /// Integer types: rounds down, saturates, and takes 0 for NaN. Floats: rounds as [`Element::nearest`].
     fn floor(value: f64) -> Self;
-    /// Returns the smallest value of the type that is not below `bound`.
+    /// Returns the smallest value of the type that is not below `bound`. `bound` must be in the type's range.
     fn not_below(bound: f64) -> Self;
-    /// Returns the largest value of the type that is below `bound`.
+    /// Returns the largest value of the type that is below `bound`. `bound` must be in the type's range, and
+    /// above its smallest value.
     fn below(bound: f64) -> Self;
-    /// Whether the element is neither NaN nor infinite. Compiles to a mask and a compare on its bits.
+    /// Whether the element is neither NaN nor infinite; always true for integers. For a float it compiles to a
+    /// mask and a compare on its bits.
     fn is_finite(self) -> bool;
 }
 
@@ -241,7 +244,8 @@ pub(super) fn each<T: Element>(w: &mut [u8], x: &[u8], f: impl Fn(T, T) -> T) {
     }
 }
 
-/// Sets `(w[i], s[i]) = f(w[i], s[i], x[i])` for all elements: values and one state slot.
+/// Sets `(w[i], s[i]) = f(w[i], s[i], x[i])` for all elements: values and one state slot. The shortest slice
+/// bounds their number.
 #[inline(never)]
 pub(super) fn each_with_one<T: Element>(
     w: &mut [u8],
@@ -259,7 +263,8 @@ pub(super) fn each_with_one<T: Element>(
     }
 }
 
-/// Sets `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])` for all elements: values and two state slots.
+/// Sets `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])` for all elements: values and two state slots. The
+/// shortest slice bounds their number.
 #[inline(never)]
 pub(super) fn each_with_two<T: Element>(
     w: &mut [u8],
@@ -286,7 +291,7 @@ pub(super) fn each_with_two<T: Element>(
 }
 
 /// Sets `(w[i], [a[i], b[i], c[i]]) = f(w[i], [a[i], b[i], c[i]], x[i])` for all elements: values and three
-/// state slots.
+/// state slots. The shortest slice bounds their number.
 #[inline(never)]
 pub(super) fn each_with_three<T: Element>(
     w: &mut [u8],

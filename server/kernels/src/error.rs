@@ -2,7 +2,8 @@
 
 use tidewater_protocol::table::DType;
 
-/// Error of a table with arithmetic that is not defined. Detected once, when the table is created.
+/// Error of a table with arithmetic that is not defined. Detected when the table is created or its
+/// hyper-parameters are set.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -17,12 +18,12 @@ pub enum KernelError {
         /// Element type of the table.
         dtype: DType,
     },
-    /// Hyper-parameter out of its range, as given or once rounded to the table's type.
+    /// Hyper-parameter or gradient option out of its range, as given or once rounded to the table's type.
     #[error("{rule}: {name} = {value:e} does not fit {dtype:?}; it must be {range}")]
     HyperParameter {
         /// Name of the optimizer.
         rule: &'static str,
-        /// Name of the hyper-parameter.
+        /// Name of the hyper-parameter or gradient option.
         name: &'static str,
         /// Value that was given.
         value: f64,
@@ -38,7 +39,7 @@ pub enum KernelError {
         kind: &'static str,
         /// First parameter of the distribution.
         first: f64,
-        /// Second parameter, 0 where there is none.
+        /// Second parameter of the distribution; 0 if it has only one.
         second: f64,
         /// Element type of the table.
         dtype: DType,

@@ -21,13 +21,13 @@ const NORMAL_REACH: f64 = 8.6;
 
 /// Checks that an initial distribution has values of type `dtype`. Called once, when a table is created.
 ///
-/// Parameters must be finite and so must every possible value; `low < high` with a value of the
-/// type in between; `std` not below 0. On integers, a constant and the bounds of a uniform
-/// distribution must be integers that the type holds.
+/// Parameters and every possible value must be finite. `[low, high)` must hold a value of the type. `std`
+/// must not be below 0. On integers, a constant and the bounds of a uniform distribution must be integers
+/// that the type holds. A normal distribution may exceed the range of `I32`, where its values saturate.
 ///
 /// # Errors
 ///
-/// [`KernelError::Init`].
+/// [`KernelError::Init`] if one of these does not hold.
 pub fn check(init: &Init, dtype: DType) -> Result<(), KernelError> {
     match dtype {
         DType::F32 => check_for::<f32>(init, dtype, f64::from),
@@ -96,7 +96,7 @@ fn check_for<T: Element>(
 /// Writes the initial values of row `key` of a table with seed `seed` into the bytes of `row`. Cost: about
 /// 15 ns for a uniform value, 25 ns for a normal one.
 ///
-/// Total: parameters that [`check`] refuses give some values, and no panic.
+/// Never panics: parameters that [`check`] refuses give unspecified values.
 pub fn fill_row(init: &Init, seed: u64, key: u64, dtype: DType, row: &mut [u8]) {
     let key = if on(Mutant::InitWithoutKey) { 0 } else { key };
     match dtype {
@@ -141,8 +141,8 @@ fn fraction(bits: u64) -> f64 {
     (bits >> 11) as f64 * UNIT
 }
 
-/// Fills the row of `key` with pairs of elements. `pair` makes each from 128 random bits of the Philox
-/// generator.
+/// Fills the row of `key` with pairs of elements. `pair` makes each pair from 128 random bits of the Philox
+/// generator. Of the last pair of an odd number of elements only the first element is used.
 fn draw<T: Element>(seed: u64, key: u64, row: &mut [u8], pair: impl Fn([u64; 2]) -> [T; 2]) {
     let [key_low, key_high] = words(key);
     for (block, columns) in (0u64..).zip(T::split_mut(row).chunks_mut(2)) {

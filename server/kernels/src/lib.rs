@@ -60,9 +60,9 @@ pub struct RowKernel {
     min: Step,
     max: Step,
     gradient: Step,
-    /// Gradient step that takes a factor of its learning rate, and the index of the hyper-parameter that
-    /// the factor multiplies.
+    /// Gradient step that [`RowKernel::at_rate`] puts in place of `gradient`.
     scaled: Step,
+    /// Index in `Hyper::rule` of the number that a factor of the learning rate multiplies.
     factor_at: usize,
     adopt: Adopt,
     all_finite: fn(&[u8]) -> bool,
@@ -76,10 +76,10 @@ impl RowKernel {
     /// Creates the kernel of a table with rows of `dim` elements, without gradient options. It is valid as
     /// long as the table. Cost: some comparisons.
     ///
-    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `rho`, `beta1`, `beta2`) in `[0,
-    /// 1)`. `l1`, and FTRL's `beta` and `l2`, must not be below 0, and where `l2` is 0, `beta` must be
-    /// above 0. Each must be in range as given and as rounded to `dtype`. A rate of 0 is refused
-    /// because it is nearly always a mistake: a program that wants a frozen table does not push to
+    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `decay`, `rho`, `beta1`, `beta2`) in
+    /// `[0, 1)`. `weight_decay`, `l1`, and FTRL's `beta` and `l2`, must not be below 0, and where `l2` is 0,
+    /// `beta` must be above 0. Each must be in range as given and as rounded to `dtype`. A rate of 0 is
+    /// refused because it is nearly always a mistake: a program that wants a frozen table does not push to
     /// it.
     ///
     /// # Errors
@@ -89,22 +89,23 @@ impl RowKernel {
         Self::with_options(optimizer, &GradientOptions::default(), dtype, dim)
     }
 
-    /// Creates the kernel of a table from its definition, for rows or ranges of `dim` elements.
+    /// Creates the kernel of a table from its definition, gradient options included, for rows or ranges of
+    /// `dim` elements.
     ///
     /// # Errors
     ///
-    /// As [`RowKernel::new`].
+    /// [`KernelError::IntegerGradient`], [`KernelError::HyperParameter`], [`KernelError::Dim`].
     pub fn of_table(spec: &TableSpec, dim: usize) -> Result<Self, KernelError> {
         Self::with_options(&spec.optimizer, &spec.gradient, spec.dtype, dim)
     }
 
-    /// Creates a kernel as [`RowKernel::new`], with gradient options. Clipping bounds must be above 0; the
-    /// weight decay and the first accumulator must not be below 0. Without options the update rules are
-    /// those of [`RowKernel::new`].
+    /// Creates the kernel of a table with rows of `dim` elements and with gradient options. Clipping bounds
+    /// must be above 0; the weight decay and the first accumulator must not be below 0. The ranges of
+    /// hyper-parameters are those of [`RowKernel::new`], and so are the update rules if no option is set.
     ///
     /// # Errors
     ///
-    /// As [`RowKernel::new`].
+    /// [`KernelError::IntegerGradient`], [`KernelError::HyperParameter`], [`KernelError::Dim`].
     pub fn with_options(
         optimizer: &Optimizer,
         options: &GradientOptions,
@@ -218,7 +219,8 @@ impl RowKernel {
     }
 
     /// Returns the kernel with the learning rate of gradients multiplied by `factor`, which is finite and
-    /// not below 0. Factor 1 gives the same bits. Everything else, state included, is as without a factor.
+    /// not below 0. Factor 1 gives the same bits. Everything else is as without a factor, except `z` of FTRL.
+    /// Factors of repeated calls multiply.
     ///
     /// The rate is `lr`; of AdamW also that of its decay, and of proximal rules that of their threshold. FTRL has
     /// a rate for each element, `1 / ((beta + sqrt(n)) / alpha + l2)`: a step at `factor` times it adds `factor g`
@@ -238,13 +240,14 @@ impl RowKernel {
     }
 
     /// Size of a row's optimizer state in bytes, [`Optimizer::state_bytes`]: the slots one after the other,
-    /// each as long as the row. With Adam, padding to 8 bytes and the step count as a `u64` follow.
+    /// each as long as the row. With Adam, `AdamW` and `AMSGrad`, padding to 8 bytes and the step count as
+    /// a `u64` follow. Row-wise `AdaGrad` has one element a row.
     pub const fn state_bytes(&self) -> usize {
         self.state_bytes
     }
 
-    /// Whether the table takes pushes of `op`: a table without an optimizer has no gradients. A frame that
-    /// is refused for this must be refused before any row is applied.
+    /// Whether the table takes pushes of `op`. False only for gradients on a table without an optimizer. The
+    /// caller must refuse such a frame before it applies any of its rows.
     pub const fn accepts(&self, op: PushOp) -> bool {
         self.has_gradient || !matches!(op, PushOp::Gradient)
     }
@@ -265,9 +268,9 @@ impl RowKernel {
         step(&self.hyper, payload, state, values);
     }
 
-    /// Writes the optimizer state of a new row **with all elements zero**: zeroes, for every rule of a
-    /// table without a first accumulator. [`RowKernel::init_row`] is for rows with other initial values;
-    /// with this state, FTRL's first gradient would start from zero and forget them.
+    /// Fills `state` with zeroes. This is the optimizer state of a new row **with all elements zero**, for
+    /// every rule of a table without a first accumulator. [`RowKernel::init_row`] is for rows with other
+    /// initial values: from a zero state, FTRL's first gradient would forget these values.
     pub fn init_state(&self, state: &mut [u8]) {
         state.fill(0);
     }
@@ -341,9 +344,9 @@ pub fn all_finite_scaled(dtype: DType, values: &[u8], by: f64) -> bool {
 /// Divides `acc` by `by`, element by element: the mean from a sum of `by` rows, or of rows with weights
 /// that add up to `by`.
 ///
-/// Floats take one IEEE 754 division, the correctly rounded mean of the sum; a product with the rounded
-/// 1/n differs from it in the last bit for some sums, from n = 3 on. Integers are divided in f64 and
-/// rounded to the nearest, ties to even: beyond 2^53 an i64 loses its low bits.
+/// Floats take one IEEE 754 division by `by` rounded to their type; a product with the rounded 1/n differs
+/// from the quotient in the last bit for some sums, from n = 3 on. Integers are divided in f64 and rounded
+/// to the nearest, ties to even: beyond 2^53 an i64 loses its low bits.
 pub fn divide(dtype: DType, acc: &mut [u8], by: f64) {
     match dtype {
         DType::F32 => divide_row::<f32>(acc, by),

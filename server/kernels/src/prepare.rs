@@ -69,8 +69,8 @@ impl<T: Float> Adjusted<T> {
 }
 
 impl<T: Float> Prepare<T> for Adjusted<T> {
-    /// Prepares the adjustment of one row. The norm is summed in f64, in the order of the columns. The
-    /// scale is rounded to `T` once.
+    /// Prepares the adjustment of one row. The norm is that of the gradient clipped by value. It is summed in
+    /// f64, in the order of the columns. The scale is rounded to `T` once.
     fn new(options: &Options, gradient: &[u8]) -> Self {
         let bound = options.clip_value.is_finite();
         let bound = bound.then(|| T::nearest(options.clip_value));

@@ -17,9 +17,10 @@ use tidewater_protocol::math::power;
 /// Hyper-parameters and gradient options of a table, in f64 as given.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hyper {
-    /// Hyper-parameters of the optimizer in the order of its fields in `Optimizer`; unused ones are 0.
+    /// Hyper-parameters of the optimizer in the order of its fields in `Optimizer`; unused ones are 0. FTRL
+    /// has the factor of its rate behind them, at [`FTRL_FACTOR`].
     pub(super) rule: [f64; PARAMETERS_MAX],
-    /// Gradient options of the table, and the first accumulator.
+    /// Gradient options of the table, with the first accumulator.
     pub(super) options: Options,
 }
 
@@ -156,8 +157,8 @@ pub(super) fn rmsprop<T: Float, P: Prepare<T>>(
     });
 }
 
-/// Returns the proximal map of the L1 norm at `u`: `sign(u) max(0, |u| - by)`, and `+0` where that is zero. `by` is
-/// not below 0. NaN stays.
+/// Returns the proximal map of the L1 norm at `u`: `sign(u) max(0, |u| - by)`, and `+0` where `|u| <= by`. `by`
+/// is not below 0. NaN stays.
 #[inline(always)]
 fn soft_threshold<T: Float>(u: T, by: T) -> T {
     let smaller = u - by.copysign(u);
@@ -258,14 +259,14 @@ impl<T: Float> AdamStep<T> {
         Some((step, slots))
     }
 
-    /// Returns the new moments: `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`.
+    /// Returns the new moments `[m, v]`: `m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2`.
     #[inline(always)]
     fn moments(&self, m: T, v: T, g: T) -> [T; 2] {
         let m = self.beta1 * m + self.fresh1 * g;
         [m, self.beta2 * v + self.fresh2 * (g * g)]
     }
 
-    /// Returns the change of a parameter: `(rate m) / (sqrt(v) spread + eps)`.
+    /// Returns the number to subtract from a parameter: `(rate m) / (sqrt(v) spread + eps)`.
     #[inline(always)]
     fn change(&self, m: T, v: T) -> T {
         (self.rate * m) / (v.sqrt() * self.spread + self.eps)
@@ -312,8 +313,8 @@ pub(super) fn adamw<T: Float, P: Prepare<T>>(
     });
 }
 
-/// Gradient step of `AMSGrad`: [`adam`] with `s = max(s, v)` under the root. One pass, and `v` itself is
-/// not replaced.
+/// Gradient step of `AMSGrad`: [`adam`] with `s = max(s, v)` instead of `v` under the root. `v` is kept as in
+/// Adam, and `s` in a third slot.
 pub(super) fn amsgrad<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -350,8 +351,7 @@ pub(super) fn ftrl<T: Float, P: Prepare<T>>(
 }
 
 /// Gradient step of FTRL with a factor of the learning rate: [`ftrl`] with `z += factor g - sigma w`.
-/// Without `l1` that is `w -= factor g / ((beta + sqrt(n)) / alpha + l2)` at the new `n`, but for what `l2`
-/// shrinks.
+/// With an `l1` of 0 this is `w -= factor g / ((beta + sqrt(n)) / alpha + l2)` at the new `n`, up to rounding.
 pub(super) fn ftrl_scaled<T: Float, P: Prepare<T>>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -384,12 +384,12 @@ fn ftrl_step<T: Float, P: Prepare<T>>(
     });
 }
 
-/// Sum push on a table of FTRL: [`sum`], and `z` follows `w`.
+/// Sum push on a table of FTRL: writes `w` as [`sum`] does, and `z` as [`ftrl_write`] says.
 pub(super) fn ftrl_sum<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::plus);
 }
 
-/// Assign push on a table of FTRL: [`assign`], and `z` follows `w`.
+/// Assign push on a table of FTRL: writes `w` as [`assign`] does, and `z` as [`ftrl_write`] says.
 pub(super) fn ftrl_assign<T: Float>(
     hyper: &Hyper,
     row: &mut [u8],
@@ -399,20 +399,20 @@ pub(super) fn ftrl_assign<T: Float>(
     ftrl_write(hyper, row, state, values, |_: T, x| x);
 }
 
-/// Min push on a table of FTRL: [`min`], and `z` follows `w`.
+/// Min push on a table of FTRL: writes `w` as [`min`] does, and `z` as [`ftrl_write`] says.
 pub(super) fn ftrl_min<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::lesser);
 }
 
-/// Max push on a table of FTRL: [`max`], and `z` follows `w`.
+/// Max push on a table of FTRL: writes `w` as [`max`] does, and `z` as [`ftrl_write`] says.
 pub(super) fn ftrl_max<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], values: &[u8]) {
     ftrl_write(hyper, row, state, values, T::greater);
 }
 
-/// Writes `w = f(w, x)` on a table of FTRL; `z` follows where `w` changed.
+/// Writes `w = f(w, x)` on a table of FTRL. Where `w` changed, `z` becomes the value from which FTRL gives
+/// the new `w`.
 ///
-/// Otherwise the next gradient would compute `w` from a `z` without the write, and undo it. `n`
-/// stays: it is about gradients.
+/// With the old `z` the next gradient would undo the write. `n` stays: it is about gradients.
 #[inline(always)]
 fn ftrl_write<T: Float>(
     hyper: &Hyper,

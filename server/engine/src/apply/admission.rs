@@ -14,7 +14,8 @@ impl Engine {
     /// Applies a checked push to a sparse table on which a key gets its row only at a later push
     /// (`admit_after`). Keys that have a row, or get one with this push, are applied: a sum multiplied by
     /// `factor`, a gradient at `factor` times the learning rate. Other keys are counted; their values are
-    /// acknowledged and dropped. `parts` has the offsets of keys and values in `payload`.
+    /// acknowledged and dropped. `parts` has the offset of the values in `payload`. Without room for a row the
+    /// push is refused and no value changes, but its keys stay counted.
     pub(super) fn push_admitted(
         &mut self,
         header: &FrameHeader,
@@ -51,10 +52,10 @@ impl Engine {
         located.map(|()| Effect::Applied)
     }
 
-    /// Fills `self.places` with one place (location in memory) for each of the `count` keys of a function
-    /// frame, on a table with an admission threshold. An UPDATE counts as a push of each key; a key that
-    /// reaches the threshold gets its row now. Any other key gets a place without a row: the function sees
-    /// its initial values, and its new values are dropped.
+    /// Replaces `self.places` by one place (location in memory) for each of the `count` keys of a function
+    /// frame, on a table with an admission threshold. An UPDATE counts as a push of each key without a row; a
+    /// key that reaches the threshold gets its row now. Any other key without a row gets a place without a row:
+    /// the function sees the initial values of the key, and its new values are dropped.
     pub(super) fn find_admitted(
         &mut self,
         header: &FrameHeader,

@@ -41,8 +41,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Longest sleep of the applier's thread while a device (NIC) ends a lane, the connection of a session. The
 /// device does not wake the thread when the lane has ended, so the thread polls.
 const ENDING: Duration = Duration::from_millis(1);
-/// Number of rings from which on the client that has ticked last may run before the others are signalled: a
-/// signal is a system call over TCP, so that those of 200 observers take longer than its whole publication.
+/// Number of rings from which on the client that has ticked last may run before the others are signalled. A
+/// signal is a system call over TCP: signals to 200 observers take longer than the client's whole publication.
 const MANY_RINGS: usize = 8;
 
 /// One applier: the only writer of its partitions, with the push rings of its sessions and their lanes
@@ -176,7 +176,7 @@ impl Applier {
     }
 
     /// Longest time for which the applier's thread may stay parked: the shortest that one of its lanes asks
-    /// for, at most `IDLE`.
+    /// for, at most `IDLE`, or `ENDING` while a command waits for the end of a lane.
     fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
         // The thread that ends a lane does not wake this one.
@@ -203,7 +203,7 @@ impl Applier {
     }
 
     /// Makes one round over commands, tick work, rings and saves. Its work is bounded and it never blocks.
-    /// Returns whether anything moved.
+    /// Returns whether anything moved or tick work is left; true also if the applier has failed.
     pub fn step(&mut self) -> bool {
         let mut moved = self.commands();
         moved |= self.end_lanes();
@@ -231,12 +231,12 @@ impl Applier {
         moved | self.announce_clocks() | self.engine.save_step() | self.engine.is_ticking()
     }
 
-    /// Whether the applier has failed: acknowledged work was lost.
+    /// Whether the applier has failed, because acknowledged work was lost, and must stop.
     fn has_failed(&self) -> bool {
         self.engine.failed.is_some() && !mutants::on(Mutant::ApplierGoesOn)
     }
 
-    /// Reason why the applier has failed. `None` while it runs, and after [`Command::Stop`].
+    /// Reason why the applier has failed; `None` if it has not, also after [`Command::Stop`].
     pub fn failure(&self) -> Option<&str> {
         self.engine.failed.as_deref()
     }
@@ -434,7 +434,8 @@ impl Applier {
     }
 
     /// Serves ring `n` once: polls its lane, consumes a batch of frames, publishes its status record.
-    /// Returns whether anything moved. An error is the reason why the lane must end.
+    /// Returns whether anything moved; false, with no effect, while the lane is broken. An error is the reason
+    /// why the lane must end.
     fn serve(&mut self, n: usize) -> Result<bool, String> {
         let Some(polled) = self.rings[n].poll(&mut self.exports) else {
             return Ok(false);
@@ -462,8 +463,9 @@ impl Applier {
     }
 
     /// Consumes frames of ring `n` until they have `bytes_max` bytes or `rows_max` rows: each is applied or
-    /// refused. Returns whether the ring advanced. An error ends the session's lane: its client must
-    /// recover it, or is not a Tidewater client.
+    /// refused. Ends earlier if no frame is left, at a frame that must wait, and after a function. Returns
+    /// whether the ring advanced. The caller must end the lane after an error: its client must recover it, or
+    /// is not a Tidewater client.
     fn consume(&mut self, n: usize, bytes_max: usize, rows_max: usize) -> Result<bool, String> {
         if self.rings[n].waiting == Some(self.engine.changes()) {
             // Its next frame waits for its rank's turn, and nothing has changed.
@@ -505,8 +507,8 @@ impl Applier {
     }
 
     /// Applies or refuses one frame of ring `n`, or sets `waiting` and leaves it in the ring if it must wait.
-    /// Its reply is posted before the status record counts the frame. The error is that of posting on the
-    /// lane, which the caller then ends.
+    /// Its reply, if it has a user tag, is posted before the status record counts the frame. The error is that
+    /// of posting on the lane, which the caller then ends.
     fn frame(
         &mut self,
         n: usize,
@@ -572,9 +574,10 @@ impl Applier {
         self.rings[n].inbox().ring().bytes() as usize
     }
 
-    /// Posts the reply to a request to the client of ring `n`: its payload first, then its header with the
-    /// checksum. The low byte of the frame's user tag is the number of the reply slot; nothing is posted if
-    /// there is no such slot.
+    /// Posts the reply to a request to the client of ring `n`: the payload in `Engine::reply` first, then the
+    /// header with the checksum. A reply that is `refused` has no payload. `count` is the number of its rows,
+    /// locations or elements. The low byte of the frame's user tag is the number of the reply slot; nothing is
+    /// posted if there is no such slot.
     fn reply(
         &mut self,
         n: usize,
@@ -608,9 +611,10 @@ impl Applier {
     }
 
     /// Posts the minimum clocks that have moved to all clients of their jobs, as clock records. Returns
-    /// whether any had moved. The client that moved a clock last comes first: the others wait for it in the
-    /// next iteration, too. Where many others follow, it gets this core before they are signalled, if the
-    /// scheduler has put it here. A lane that fails is ended; its client recovers it.
+    /// whether any had moved. The client that moved a clock last comes first: the others wait for this client in
+    /// the next iteration, too. With [`MANY_RINGS`] rings or more, the thread yields its core before it signals
+    /// the others, in case the scheduler has put that client here. A lane that fails is ended; its client
+    /// recovers it.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();

@@ -17,15 +17,16 @@ use tidewater_clocks::FirstClocks;
 /// call if the applier ends.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// Command of another thread to an applier, with the channel for its answer.
+/// Command of another thread to an applier, with the channel for its answer. An answer of `()` says that the
+/// command is carried out.
 pub enum Command {
     /// Adds the ring of a new session. Its lane is attached already or comes later.
     AddRing(Box<Ring>, Sender<()>),
-    /// Attaches a new lane to a session's ring: after a recovery, or the first one on tcp. Answers whether
-    /// it worked.
+    /// Attaches a new lane to a session's ring: after a recovery, or the first one on tcp. Answers false if the
+    /// session has no ring here or the lane has failed.
     AttachPort(SessionId, Box<dyn ServerLane>, Sender<bool>),
     /// Replaces inbox memory and lane of a recovered ring, where the old memory cannot be revoked from its
-    /// client. Answers whether it worked.
+    /// client. Answers false if the session has no ring here or the lane has failed.
     Renew(SessionId, Inbox, Box<dyn ServerLane>, Sender<bool>),
     /// Begins the recovery of a ring: ends its old lane, consumes its complete frames, answers its
     /// position. Answers `None` for a session that is not here. The answer waits until the device has ended
@@ -34,21 +35,23 @@ pub enum Command {
     /// Drops the ring of a session that has ended, with its frames. Answers when the device has ended its
     /// lane.
     DropRing(SessionId, Sender<()>),
-    /// Sets the number of workers that the clocks of a job expect.
+    /// Makes the workers with ranks below the number the members of a job's clocks. The first call counts.
     Expect(NamespaceId, u32, Sender<()>),
-    /// Removes a worker from the clocks of a job: no minimum waits for it any more.
+    /// Removes a lost worker from the clocks of a job: no minimum waits for this worker any more. Drops its
+    /// pushes of iterations that it did not end, and its tasks.
     RemoveWorker(NamespaceId, WorkerId, Sender<()>),
-    /// Holds the clocks of a job. Answers the furthest clock of each domain that was ticked in.
+    /// Holds the clocks of a job until `Admit`. Answers the furthest clock of each domain that was ticked in.
     HoldClocks(NamespaceId, Sender<Vec<(DomainId, u64)>>),
-    /// Releases the held clocks of a job, with a new member if there is one. Answers whether the member
-    /// begins now; false if it begins when the present member of its rank leaves, or without a new member.
+    /// Releases the held clocks of a job, with a new member if there is one, at its first clocks. Rings that an
+    /// earlier worker of its rank has left are dropped. Answers whether the member begins now; false if it
+    /// begins when the present member of its rank leaves, or without a new member.
     Admit(NamespaceId, Option<(WorkerId, FirstClocks)>, Sender<bool>),
-    /// Ends a job that has no tables: its clocks are removed.
+    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions.
     EndJob(NamespaceId, Sender<()>),
     /// Adds this applier's share of a new table.
     AddTable(Box<Table>, Sender<()>),
-    /// Removes this applier's share of a released table and answers it. The caller frees it, because that
-    /// takes long.
+    /// Removes this applier's share of a released table and answers with the share; `None` if it is not here.
+    /// The caller frees the share, because that takes long.
     TakeTable(TableId, Sender<Option<Box<Table>>>),
     /// Runs a closure on the applier's thread between two frames: to save, load or inspect.
     With(Box<dyn FnOnce(&mut Engine) + Send>),
@@ -56,8 +59,8 @@ pub enum Command {
     Stop,
     /// Answers with a report of the applier's state for operators.
     Report(Sender<ApplierReport>),
-    /// Applies the held pushes of a thread's task that the coordinator has declared finished. The last
-    /// number is that of its delivery.
+    /// Applies the held pushes of a thread's task that the coordinator has declared finished. The `u64` is the
+    /// number of the task's delivery.
     FinishTask(NamespaceId, WorkerThread, u64, Sender<()>),
 }
 
@@ -118,7 +121,7 @@ impl ApplierHandle {
     /// Sends a command to the applier and wakes its thread. Does not wait for the answer.
     ///
     /// # Errors
-    /// [`ApplierGone`].
+    /// [`ApplierGone`] if the applier has ended; nothing was sent.
     pub fn send(&self, command: Command) -> Result<(), ApplierGone> {
         self.commands.send(command).map_err(|_| ApplierGone)?;
         if let Some(waker) = &self.waker {
@@ -138,10 +141,10 @@ impl ApplierHandle {
         rx.recv().map_err(|_| ApplierGone)
     }
 
-    /// Runs `f` on the applier's thread between two frames. Blocks until it has run and returns its result.
+    /// Runs `f` on the applier's thread between two frames. Blocks until `f` has run and returns its result.
     ///
     /// # Errors
-    /// [`ApplierGone`].
+    /// [`ApplierGone`], also when the applier ends before it runs `f`.
     pub fn with<T: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Engine) -> T + Send + 'static,

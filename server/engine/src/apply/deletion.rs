@@ -65,8 +65,9 @@ impl Engine {
     }
 
     /// Deletes at most `rows` rows when `iteration` is closed, before its sums are applied: those with the
-    /// least keys in `left`, in ascending order. Removes these keys from `left`, and subtracts their number
-    /// from `rows`. A row that held pushes still change is reset to its initial values, and keeps its slot.
+    /// least keys in `left`, in ascending order. `left` must be in descending order. Removes these keys from
+    /// `left`, and subtracts their number from `rows`. A row that held pushes still change is reset to its
+    /// initial values, and keeps its slot.
     pub(super) fn delete_some(
         &mut self,
         id: u32,
@@ -101,7 +102,8 @@ impl Engine {
     }
 
     /// Deletes the row of a key. If `awaited`, because held pushes still change it, the row gets its initial
-    /// values instead and keeps its slot. A failure of the store stops the applier.
+    /// values instead and keeps its slot. No effect on a key without a row. A failure of the store stops the
+    /// applier.
     fn delete_row(&mut self, id: u32, key: u64, awaited: bool) {
         let progress = self.progress(0);
         let Some(Store::Sparse(shard)) = self.tables.get_mut(&id).map(|t| &mut t.store) else {
@@ -120,8 +122,8 @@ impl Engine {
 }
 
 /// Appends the keys of a held DELETE frame to `noted`, to be deleted when the iteration is closed, and drops
-/// their `sums` of the pushes before it. Called in the order of the tick. A key without a row is not noted:
-/// no push before the deletion was held, which would have made the row.
+/// their `sums` of the pushes before the frame. Called in the order of the tick. A key without a row is not
+/// noted: no push of the key was held before, since a held push has a row.
 pub(super) fn note_deletions(
     table: &Table,
     sums: &[Option<RowSums>],

@@ -42,10 +42,12 @@ pub enum Effect {
         /// Number of rows, locations or elements in the reply.
         count: u32,
     },
-    /// The frame stays in its ring: its rank is early and the budget for early ranks is used up, or the
-    /// iteration that it ends is not closed yet. Offer it again when [`Engine::changes`] has moved.
+    /// The frame stays in its ring: its rank is early and the budget for early ranks is used up, the clocks of
+    /// its job are held, or the iteration that it ends is not closed yet. Offer it again when
+    /// [`Engine::changes`] has moved.
     Wait,
-    /// A clock moved: the domains with a moved minimum are in [`Engine::moved`].
+    /// A CLOCK frame is carried out: its thread ticked, joined or finished. Domains with a minimum that has moved
+    /// and is not announced yet are in [`Engine::moved`].
     Clock,
 }
 
@@ -82,18 +84,19 @@ pub struct Engine {
     /// Reason why this applier cannot continue: acknowledged work was lost. `None` while it can.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
-    /// Queue of the work that moved clocks have left, and the number of rows of one step of it.
+    /// Queue of the work that moved clocks have left.
     pub(super) ticking: VecDeque<TickWork>,
+    /// Number of rows that one step of the queued work adds or steps.
     pub(super) tick_rows: usize,
     /// Number of the tick work that was queued last.
     pub(super) last_tick_work: u64,
     /// Threads with a CLOCK frame that has moved their clock and waits in its ring. The value is the number
-    /// of the work that was queued last when the frame came.
+    /// of the tick work that was queued last when the frame came first.
     pub(super) half_ticked: BTreeMap<(NamespaceId, WorkerThread, DomainId), u64>,
     pub(super) functions: FunctionRunner,
     /// Saves that are under way, each of one job.
     pub(super) saves: Vec<Save>,
-    /// Keys that the open iteration deletes, by table.
+    /// Keys that the open iteration deletes, by number of the table; unsorted, may repeat.
     pub(super) deletions: BTreeMap<u32, Vec<u64>>,
     /// Indexes of the admitted rows of a push, and its payload with these rows only. Working memory.
     pub(super) admitted: (Vec<u32>, Vec<u8>),
@@ -105,11 +108,11 @@ pub struct Engine {
     pub(super) rows_before: u32,
     /// Sequence number of the last frame that changed clocks, by session. Filled only with a journal.
     pub(super) clock_frames: BTreeMap<u64, u64>,
-    /// Session and number of those CLOCK frames that the crash of the process before this one interrupted.
+    /// Session and sequence number of the CLOCK frames that the crash of the process before this one interrupted.
     pub(super) cut_clocks: Vec<(u64, u64)>,
-    /// Number of closed iterations of each domain, and the progress of the present tick. Filled only with a
-    /// journal.
+    /// Number of closed iterations of each domain. Filled only with a journal.
     pub(super) closed: BTreeMap<DomainKey, u64>,
+    /// Progress of the present tick. Filled only with a journal.
     pub(super) closing: CloseProgress,
 }
 
@@ -195,14 +198,16 @@ impl Engine {
         }
     }
 
-    /// Number (lsn) of the last step in this applier's total order. Each frame takes one, also a refused
-    /// one, and so do steps of ticks and loads.
+    /// Number (lsn) of the last step in this applier's total order. Each frame takes a number each time it is
+    /// offered, also if it is refused or must wait, and so do steps of ticks and loads. Most frames that an
+    /// observer may not send take none.
     pub const fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Adds this applier's share of a new table. The version of its initial values is the minimum clock of
-    /// the table's domain.
+    /// Adds this applier's share of a new table, and notes a table that outlives the process in the journal.
+    /// The minimum clock of the table's domain becomes the version of a snapshot table's initial values, and
+    /// the tick count by which rows of a sparse table expire.
     pub fn add_table(&mut self, mut table: Table) {
         let clocks = self.clocks.get(&table.namespace);
         let min_clock = clocks.map_or(0, |clocks| clocks.min_if_used(table.spec.domain));
@@ -220,8 +225,8 @@ impl Engine {
         self.pending.changed();
     }
 
-    /// Removes this applier's share of a table and returns it; `None` if it is not here. Later frames for
-    /// it are refused, and frames held for it are dropped.
+    /// Removes this applier's share of a table and returns the share, which the caller frees; `None` if it is
+    /// not here. Later frames for the table are refused, and its held frames and sums are dropped.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
         self.note_release(&table);
@@ -276,30 +281,30 @@ impl Engine {
         self.clocks.entry(namespace).or_insert_with(new)
     }
 
-    /// Sets the number of workers that the clocks of a job expect, and notes it in the journal, which a
-    /// successor of this process reads.
+    /// Makes workers `0..workers` the members of a job's clocks, and notes this in the journal, which a
+    /// successor of this process reads. Only the first call for a job counts.
     pub fn expect_workers(&mut self, namespace: NamespaceId, workers: u32) {
         self.note_clocks(namespace, ClockChange::Expect(workers), None);
         self.clocks(namespace).expect(workers);
     }
 
-    /// Adds a worker to the clocks of its job, and notes it in the journal, which a successor of this process
-    /// reads.
+    /// Adds a worker to the clocks of its job, unless the number of workers is known, and notes this in the
+    /// journal, which a successor of this process reads.
     pub(super) fn join_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.note_clocks(namespace, ClockChange::Join(rank), None);
         self.clocks(namespace).join(rank);
     }
 
-    /// Holds the clocks of a job and notes it in the journal: CLOCK frames wait in their rings until
+    /// Holds the clocks of a job and notes this in the journal: CLOCK frames wait in their rings until
     /// [`Engine::admit_worker`], so that a worker can be admitted meanwhile. Returns the furthest clock of
-    /// each domain, see [`Clocks::hold`].
+    /// each domain that a worker has ticked in, see [`Clocks::hold`].
     pub(super) fn hold_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
         self.note_clocks(namespace, ClockChange::Hold, None);
         self.clocks(namespace).hold()
     }
 
-    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions. Another job of this
-    /// name has another number, so nothing of this one is taken for it.
+    /// Ends a job that has no tables: drops its clocks, held frames and loaded functions. A later job of this
+    /// name has another number, so it finds nothing of the ended job.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.note_end(namespace);
         self.closed.retain(|key, _| key.namespace != namespace);
@@ -314,10 +319,11 @@ impl Engine {
         self.moved.retain(|key| key.namespace != namespace);
     }
 
-    /// Applies one frame as [`Engine::frame_with_pauses`], without pauses.
+    /// Applies one frame that `sender` pushed, or holds it: [`Engine::frame_with_pauses`] with a `pause` that
+    /// does nothing.
     ///
     /// # Errors
-    /// Those of [`Engine::frame_with_pauses`].
+    /// [`Refusal`], as [`Engine::frame_with_pauses`] says.
     pub fn frame(
         &mut self,
         sender: FrameSender,
@@ -331,8 +337,9 @@ impl Engine {
     /// must send to its client, or `Effect::Wait`. A function from a module calls `pause` while it runs.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed, except that rows may have been created with their initial values,
-    /// and the frame has taken a number (lsn).
+    /// [`Refusal`]; no value was changed. Rows may have been created with their initial values, pushes of keys
+    /// may have been counted for admission, and the frame has taken a number (lsn), except most of those that an
+    /// observer may not send.
     pub fn frame_with_pauses(
         &mut self,
         sender: FrameSender,
@@ -367,8 +374,9 @@ impl Engine {
         }
     }
 
-    /// Carries out a PIN or UNPIN frame: pins a version of a snapshot table for the frame's session, or
-    /// ends its pin. The reply to a pin is the number of the buffer with the version, a `u64`.
+    /// Carries out a PIN or UNPIN frame: pins the version in the frame's clock, of a snapshot table, for the
+    /// frame's session, or ends this pin. The reply to a pin is the number of the buffer with the version, a
+    /// `u64`. Without the pin an UNPIN has no effect.
     fn pin(&mut self, namespace: NamespaceId, header: &FrameHeader) -> Result<Effect, Refusal> {
         self.known(namespace, header.table)?;
         let store = self.tables.get_mut(&header.table).map(|t| &mut t.store);
@@ -392,8 +400,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Ends all pins of a session that is over, and drops what is kept of it from before a crash: its
-    /// interrupted push and the number of its last CLOCK frame.
+    /// Ends all pins of a session that is over, and drops what is kept of the session for the recovery from a
+    /// crash: its interrupted push, and the number of its last CLOCK frame.
     pub fn end_session(&mut self, session: SessionId) {
         self.cut_pushes.retain(|cut| cut.session != session.0);
         self.cut_clocks.retain(|(of, _)| *of != session.0);
@@ -405,8 +413,8 @@ impl Engine {
         }
     }
 
-    /// Sets two budgets of `bytes` each: for held pushes of early ranks, and for held functions of open
-    /// iterations.
+    /// Sets three budgets of `bytes` each: for held pushes of early ranks, for those of tasks, and for held
+    /// functions of open iterations.
     pub const fn set_pending_bytes(&mut self, bytes: usize) {
         self.pending.set_limit(bytes);
         self.held_functions.set_limit(bytes);
@@ -418,12 +426,13 @@ impl Engine {
         self.pending.changes()
     }
 
-    /// Bytes of pushes and functions that are held until their tick or task.
+    /// Bytes of pushes and functions that are held until their tick or task, with their entries in lists. Where
+    /// memory outlives the process, also those of pushes that are in the sums of open iterations.
     pub const fn held_bytes(&self) -> usize {
         self.pending.bytes() + self.held_functions.bytes()
     }
 
-    /// Records that acknowledged work could not be carried out. The applier then stops, and acknowledges
+    /// Records why acknowledged work could not be carried out. The applier then stops, and acknowledges
     /// and announces nothing more. Only the first reason is kept.
     pub fn fail(&mut self, why: impl std::fmt::Display) {
         self.failed.get_or_insert_with(|| why.to_string());
@@ -473,7 +482,7 @@ impl Engine {
     }
 
     /// Converts a store's error into a `NoMemory` refusal with the used bytes and the capacity of the full
-    /// memory.
+    /// memory; for an error other than `StoreError::NoMemory` those of public memory.
     pub(super) fn no_memory(&self, error: &StoreError) -> Refusal {
         let (used, capacity) = match *error {
             StoreError::NoMemory { used, capacity, .. } => (used, capacity),
@@ -486,7 +495,8 @@ impl Engine {
     }
 }
 
-/// Refuses a frame of an observer that would change the model or a clock. Requests that create no row pass.
+/// Refuses a frame of an observer that would change the model or a clock. Requests pass, unless their header asks
+/// to create rows.
 fn check_observer(header: &FrameHeader) -> Result<(), Refusal> {
     let reads = matches!(
         header.kind,

@@ -31,7 +31,8 @@ impl Engine {
     }
 
     /// Stamps the rows in `self.places` with the present tick, so that their time to expiry begins again.
-    /// Called after a push of them has taken effect. No effect on a table without sparse rows.
+    /// Called after a push of them has taken effect. No effect on a table without an expiry. A failure stops the
+    /// applier.
     pub(super) fn stamp_rows(&mut self, id: u32) {
         let Some(Store::Sparse(shard)) = self.tables.get(&id).map(|t| &t.store) else {
             return;
@@ -44,10 +45,10 @@ impl Engine {
         }
     }
 
-    /// Deletes expired rows of the partition that is due when `iteration` ends (partitions take turns), after
-    /// its steps. Begins at slot `at` and moves it on. Subtracts the cost from `rows` and stops when they are
-    /// used up. Returns whether all slots were examined; true also if no row expires or another applier owns
-    /// the partition.
+    /// Deletes expired rows of the partition that is due when `iteration` ends (partitions take turns). Called
+    /// after the steps of the iteration. Begins at slot `at` and advances `at`. Subtracts from `rows` a quarter
+    /// of the slots examined and the rows deleted, and stops at 0. Returns whether all slots were examined;
+    /// true also if no row of the table can expire or another applier owns the partition.
     pub(super) fn expire_some(
         &mut self,
         id: u32,

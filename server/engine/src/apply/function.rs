@@ -44,7 +44,7 @@ const _: () = assert!(RESULT_BYTES_MAX + REPLY_HEADER_BYTES <= REPLY_SLOT_BYTES)
 pub(super) struct FunctionRunner {
     /// Registered functions of the server, which all jobs can call.
     registered: Arc<Functions>,
-    /// Functions that clients have loaded, by job. Only this job can call them.
+    /// Functions that clients have loaded, by job. Other jobs cannot call them.
     pub(super) loaded: BTreeMap<NamespaceId, Functions>,
     f32: Workspace<f32>,
     f64: Workspace<f64>,
@@ -80,10 +80,11 @@ struct Workspace<T> {
     inputs: [Vec<T>; FUNCTION_INPUTS_MAX],
     out: Vec<T>,
     keys: Vec<u64>,
-    /// Last expression program with its parameters, and the evaluator that was built from them: calls come
-    /// in many frames.
+    /// Last expression program, encoded: calls come in many frames.
     program: Vec<u8>,
+    /// Parameters of the last expression call.
     parameters: Vec<f64>,
+    /// Evaluator that was built from `program` and `parameters`, and the number of inputs of the program.
     evaluator: Option<(Evaluator<T>, usize)>,
 }
 
@@ -128,19 +129,19 @@ element!(i64, I64);
 /// Checked elements that a function frame covers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
-    /// First element of a range, row index, or slot.
+    /// First element of a range table, first row of a dense one, first slot of a sparse partition.
     first: u64,
-    /// Number of elements that the frame covers.
+    /// Number of elements that the frame covers: of all columns of its rows.
     elements: usize,
-    /// Index of the first element that expressions see.
+    /// Index that expressions see for the first element; 0 on a sparse table.
     first_index: u64,
     /// Whether the rows are found by key, in `Engine::places`. `first` has no meaning then.
     keyed: bool,
 }
 
 impl Span {
-    /// Returns the part of a range's span with at most `elements` elements from offset `at` on, which is
-    /// inside the span. A span of rows can only be taken as a whole.
+    /// Returns the part of the span of a range with at most `elements` elements from element offset `at` on.
+    /// `at` must be inside the span. A span of rows can only be taken as a whole.
     fn part(&self, at: usize, elements: usize) -> Self {
         Self {
             first: self.first + at as u64,
@@ -157,7 +158,8 @@ impl Engine {
         Arc::make_mut(&mut self.functions.registered).extend(functions);
     }
 
-    /// Adds a function that the clients of one job can call until the job ends.
+    /// Adds a function that the clients of one job can call until the job ends. A registered function of this
+    /// name, which all jobs can call, comes before the loaded one.
     pub fn load_function(
         &mut self,
         job: NamespaceId,
@@ -169,7 +171,8 @@ impl Engine {
     }
 
     /// Runs the function of an UPDATE or REDUCE frame. On a table that applies pushes at ticks, an UPDATE
-    /// is held until its tick. A refused function changes no value.
+    /// is held until its tick. A warm table refuses each UPDATE. A refused function changes no value, but a
+    /// call by keys may have created rows.
     pub(super) fn function(
         &mut self,
         sender: FrameSender,
@@ -222,8 +225,8 @@ impl Engine {
         self.run_call(header, &call, &span, named, pause)
     }
 
-    /// Checks that the expression of a held UPDATE can be evaluated on the elements of its frame. Changes no
-    /// table. Panics for a function by name, which is never held.
+    /// Checks that the expression of an UPDATE, which is to be held, can be evaluated on the elements of its
+    /// frame. Changes no table; replaces `self.places`. Panics for any other call than an expression.
     pub(super) fn check_function(
         &mut self,
         header: &FrameHeader,
@@ -281,8 +284,9 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Checks that the elements of a frame are of its table and this applier, and not too many; returns their
-    /// span. Fills `self.places` for a table of rows.
+    /// Checks that the elements of a frame are of its table and this applier, at least one and not too many;
+    /// returns their span. Replaces `self.places`: one place for each row, of a sparse table for each slot with
+    /// a row; empty for a range table.
     pub(super) fn span(
         &mut self,
         header: &FrameHeader,
@@ -338,9 +342,9 @@ impl Engine {
         })
     }
 
-    /// Checks the keys of a call and fills `self.places` with their rows. Missing rows are created. On a
-    /// table with an admission threshold an UPDATE counts as a push of each key, and a key below the
-    /// threshold gets no row.
+    /// Checks the keys of a call, which must ascend, and replaces `self.places` by their rows. Missing rows are
+    /// created. On a table with an admission threshold an UPDATE counts as a push of each key, a key below
+    /// the threshold gets no row, and a REDUCE creates none.
     fn span_of_rows(
         &mut self,
         header: &FrameHeader,
@@ -412,8 +416,8 @@ impl Engine {
         Ok(Effect::Reply { count: 1 })
     }
 
-    /// Evaluates an expression on a span. New values of an UPDATE go to `work.out`, the partial result of a
-    /// REDUCE to `self.reply`.
+    /// Evaluates an expression on a span. New values of an UPDATE replace `work.out`; the encoded partial
+    /// result of a REDUCE is appended to `self.reply`.
     fn evaluate<T: Element>(
         &mut self,
         header: &FrameHeader,
@@ -478,8 +482,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Calls a registered or loaded function by name. New values of an UPDATE go to `work.out`, a result to
-    /// `self.reply`. A panic of the function becomes a refusal.
+    /// Calls a registered or loaded function. New values of an UPDATE replace `work.out`; the function writes
+    /// the result of a REDUCE to `self.reply`. A panic of the function becomes a refusal.
     fn call_named<T: Element>(
         &mut self,
         header: &FrameHeader,
@@ -529,8 +533,9 @@ impl Engine {
         }
     }
 
-    /// Copies the elements of a span out of table `table` into `out`. The span is one of table `target`,
-    /// which has the same shape.
+    /// Copies the elements of a span out of table `table` into `out`, which has their length. The span is one of
+    /// table `target`; both tables have one shape. A key without a row gives its initial values. Panics if
+    /// an element is not on this applier.
     fn copy_piece(&mut self, table: u32, target: u32, span: &Span, out: &mut [u8]) {
         let Some(found) = self.tables.get_mut(&table) else {
             unreachable!("table {table} has been found");
@@ -569,7 +574,7 @@ impl Engine {
 
     /// Stores the new values of an UPDATE as an assignment to the elements of its span. Values that are not
     /// finite are refused, if the table checks that. Values of keys that are not admitted yet, and so have no row,
-    /// are dropped. If the store fails, the engine fails.
+    /// are dropped. A call by keys renews the time to expiry of its rows. If the store fails, the engine fails.
     fn store_piece(
         &mut self,
         header: &FrameHeader,
@@ -641,7 +646,8 @@ fn store(
     stored.map_err(|e| e.to_string())
 }
 
-/// Builds the refusal for a result with the number of its first element that is not finite.
+/// Builds the refusal for a result with an element that is not finite: the index of the first such element in
+/// `values`, and its key, or on a range table its number in the table.
 #[cold]
 fn not_finite(table: &Table, span: &Span, places: &[RowPlace], values: &[u8]) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
@@ -663,8 +669,9 @@ fn are_alike(a: &TableSpec, b: &TableSpec) -> bool {
 }
 
 impl<T: Element> Workspace<T> {
-    /// Returns the evaluator of an expression program with the call's parameters. Reuses the last one if
-    /// program and parameters are the same.
+    /// Returns the evaluator of an expression program with the call's parameters, and the number of inputs of
+    /// the program. Reuses the last evaluator if program and parameters are the same. Refuses a damaged
+    /// program, and one with more inputs than the call has.
     fn prepare(
         &mut self,
         program: &[u8],

@@ -123,9 +123,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Resolves the keys of a frame to row locations, one `u64` each in `self.reply`. Missing rows are
-    /// created if the frame asks for it and the table has no admission threshold. Otherwise a key without a
-    /// row gets [`RowLocation::NONE`].
+    /// Resolves the keys of a frame to row locations, which replace `self.reply`: a `u64` for each key, in the
+    /// order of the frame. Missing rows are created if the frame asks for this and the table has no admission
+    /// threshold. Otherwise a key without a row gets [`RowLocation::NONE`]. Only for sparse tables.
     pub(super) fn resolve(
         &mut self,
         namespace: NamespaceId,

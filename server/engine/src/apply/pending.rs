@@ -28,7 +28,7 @@ mod tasks;
 pub(super) use tasks::{OPEN_TASK, TaskKey};
 
 /// Sizes in bytes of the first, the second and every further page of a stream (the held frames of one thread
-/// and iteration). A larger frame gets a page of its own size.
+/// and iteration). For a larger frame the page has the next power of two.
 const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 /// Bytes that a held frame counts in addition to its payload: its entry in the list, and as much again
 /// while it moves to a larger list. Frames without a payload are bounded, too.
@@ -66,9 +66,11 @@ pub struct Stream {
     pages: Vec<Block>,
     /// Used bytes of the last page of the stream.
     used: usize,
+    /// Bytes that the frames count in the budget, with their list entries and unused ends of pages.
     bytes: usize,
     budget: Budget,
-    /// Number of its first frames that are of finished tasks. They stay if the worker is lost.
+    /// Number of the first frames that stay if the worker is lost: of finished tasks, or of a worker of the rank
+    /// that has finished.
     kept: usize,
 }
 
@@ -95,16 +97,19 @@ pub struct Pending {
     streams: BTreeMap<StreamKey, Stream>,
     /// Free pages, by size in bytes.
     spare: HashMap<usize, Vec<Block>>,
-    /// Number of largest pages reserved for staged streams, and how many of these they have.
+    /// Number of largest pages reserved for staged streams.
     reserved: usize,
+    /// Number of largest pages that staged streams have.
     staged_pages: usize,
-    /// Bytes of early streams, and bytes of streams of tasks. `limit` bounds each of the two.
+    /// Bytes charged to the budget of early ranks.
     early: usize,
+    /// Bytes charged to the budget of tasks.
     in_tasks: usize,
+    /// Limit in bytes of each of the two budgets.
     limit: usize,
     /// Streams of pushes of tasks that are not finished.
     tasks: BTreeMap<TaskKey, Stream>,
-    /// Bytes that all held frames count together.
+    /// Bytes that all held frames count together, in a budget or not.
     bytes: usize,
     changes: u64,
     /// Whether the pages outlive the process, see module `kept`.
@@ -121,7 +126,8 @@ impl Pending {
         Self::of_kind(memory, applier, BlockKind::Held, is_kept)
     }
 
-    /// As [`Self::new`], for frames that end with the process: a successor frees their pages.
+    /// Creates an empty set with the default budget, for frames that end with the process: a successor frees
+    /// their pages.
     pub(super) fn of_process(memory: Arc<ServerMemory>, applier: u32) -> Self {
         Self::of_kind(memory, applier, BlockKind::Pending, false)
     }
@@ -151,12 +157,12 @@ impl Pending {
         }
     }
 
-    /// Sets the budget in bytes: for early ranks, and as much for tasks.
+    /// Sets the limit of two budgets to `bytes` each: for early ranks, and for tasks.
     pub const fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    /// Bytes that all held frames count.
+    /// Bytes that all held frames count, in a budget or not: payloads, list entries and unused ends of pages.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -197,7 +203,7 @@ impl Pending {
     /// its turn in an iteration (staged). Pages reserved by earlier calls count.
     ///
     /// # Errors
-    /// [`RejectReason::NoMemory`].
+    /// [`RejectReason::NoMemory`]; pages reserved before the one that failed stay reserved.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), Refusal> {
         let [.., size] = PAGE_BYTES;
         let pages = bytes.div_ceil(size);
@@ -211,7 +217,8 @@ impl Pending {
     }
 
     /// Copies a frame out of its ring into the stream of its thread and iteration. `staged` says whether its
-    /// rank has its turn; its bytes then count in no budget. The caller has checked the budget otherwise.
+    /// rank has its turn: the complete stream then leaves the budget of early ranks. For other frames the
+    /// caller has checked this budget with [`Self::room`].
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`]; nothing was taken.
@@ -415,15 +422,15 @@ impl Pending {
             .chain(in_tasks.map(|(_, stream)| stream))
     }
 
-    /// Copies the payload of a held frame into `out`, which gets its length.
+    /// Replaces `out` by the payload of a held frame.
     pub fn payload(&self, held: &Held, out: &mut Vec<u8>) {
         self.payload_part(held, 0..held.header.payload_len as usize, out);
     }
 
-    /// Copies the byte range `bytes` of a held frame's payload into `out`, which gets its length.
+    /// Replaces `out` by the byte range `bytes` of a held frame's payload.
     ///
     /// # Panics
-    /// If `bytes` are not of this payload.
+    /// If the payload is shorter.
     pub fn payload_part(&self, held: &Held, bytes: Range<usize>, out: &mut Vec<u8>) {
         out.resize(bytes.len(), 0);
         let at = held.at + bytes.start;
@@ -442,7 +449,8 @@ impl Pending {
         }
     }
 
-    /// Frees streams that took effect or are dropped. Their pages become spare.
+    /// Frees streams that took effect or are dropped. Their pages become spare, and frames that wait in their
+    /// rings are offered again.
     pub fn free(&mut self, streams: Vec<Stream>) {
         for stream in streams {
             self.bytes -= stream.bytes;
@@ -458,8 +466,9 @@ impl Pending {
         self.changes += 1;
     }
 
-    /// Drops the held pushes of a lost rank from `iteration` on: the one that it will not end, and later
-    /// ones that a faster thread of it has begun. Pushes of finished tasks stay.
+    /// Drops the held pushes of a lost rank in a domain, of `iteration`, which the rank will not end, and of later
+    /// iterations, which a faster thread of the rank has begun. Pushes of finished tasks stay, and those that
+    /// [`Self::keep_rank`] has marked.
     pub fn forget_rank(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -480,8 +489,8 @@ impl Pending {
         self.free(gone.into_iter().map(|(_, stream)| stream).collect());
     }
 
-    /// Keeps the held pushes of a worker that finishes: they take effect even if a later worker of its rank is lost
-    /// in the same iteration.
+    /// Marks the held pushes of a worker that finishes, in all domains: they take effect even if a later worker of
+    /// the rank is lost in the same iteration.
     pub fn keep_rank(&mut self, namespace: NamespaceId, rank: WorkerId) {
         for (key, stream) in &mut self.streams {
             if (key.namespace, key.thread.rank) == (namespace, rank) {
@@ -508,8 +517,7 @@ impl Pending {
         self.free(gone);
     }
 
-    /// Drops all frames that are held for a released table. Their pages stay with the frames of other
-    /// tables.
+    /// Drops all frames that are held for a released table. Their pages stay with their streams.
     pub fn forget_table(&mut self, table: u32) {
         let mut streams = std::mem::take(&mut self.streams);
         let mut in_tasks = std::mem::take(&mut self.tasks);

@@ -72,8 +72,9 @@ pub(super) fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, R
     }
 }
 
-/// Builds the refusal of a range push with its first element that is not finite. `first` is the number of
-/// its first element in the table.
+/// Builds the refusal of a range push for its first element that is not finite: the element's index in the push,
+/// and its number in the table. `first` is the number in the table of the push's first element. Panics if all
+/// elements pass.
 #[cold]
 fn not_finite(table: &Table, first: u64, values: &[u8], check: FiniteCheck) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
@@ -104,7 +105,7 @@ pub(super) const fn wrong_length(payload: &[u8], expected: usize) -> Refusal {
 }
 
 /// Checks keys and values of all rows of a push. The error has the number of valid rows before the first
-/// invalid one, and the refusal for that one.
+/// invalid row, and the refusal for this row.
 fn check_rows(
     table: &Table,
     payload: &[u8],
@@ -199,8 +200,9 @@ impl Engine {
     }
 
     /// Applies the `values` of a push to the rows in `self.places`, one row's values for each place. A sum is
-    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. A failure of the
-    /// store stops the applier.
+    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. Skips the first
+    /// `self.rows_before` rows, applied before a crash, and sets this number to 0. Renews the time to expiry of
+    /// all rows. A failure of the store stops the applier.
     pub(super) fn store_rows(&mut self, table: u32, op: PushOp, values: &[u8], factor: f64) {
         let before = std::mem::take(&mut self.rows_before);
         let progress = self.progress(before as usize);
@@ -232,8 +234,9 @@ impl Engine {
         }
     }
 
-    /// Fills `self.places` with the places (locations in memory) of the rows of a push, and creates missing
-    /// rows of a sparse table. `hints` says whether the payload has cached locations from the client.
+    /// Replaces `self.places` by the places (locations in memory) of the rows of a push, and creates missing
+    /// rows of a sparse table. `hints` says whether the payload has cached locations from the client. After a
+    /// refusal the rows before the one that failed exist.
     pub(super) fn locate_rows(
         &mut self,
         table: u32,
@@ -257,7 +260,7 @@ impl Engine {
         })
     }
 
-    /// Fills `self.places` with the places of `count` rows of a frame, and creates missing rows of a sparse
+    /// Replaces `self.places` by the places of `count` rows of a frame, and creates missing rows of a sparse
     /// table. `row` returns the key of each, and the client's cached location or `RowLocation::NONE`. After a
     /// refusal the rows before the one that failed exist.
     pub(super) fn find_rows(
@@ -357,7 +360,8 @@ impl Engine {
     }
 
     /// Applies the `values` of a push to the elements of a range table from element `first` on. A sum is
-    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. A failure of
+    /// multiplied by `factor`; a gradient takes a step of `factor` times the learning rate. Skips the first
+    /// `self.rows_before` blocks of the range, applied before a crash, and sets this number to 0. A failure of
     /// the store stops the applier.
     fn store_range(&mut self, table: u32, first: u64, op: PushOp, factor: f64, values: &[u8]) {
         let before = std::mem::take(&mut self.rows_before);
@@ -413,12 +417,12 @@ impl Engine {
     }
 
     /// Decides whether a push can be held now. `Some(true)`: its rank has its turn, since the ranks below it
-    /// have ended the iteration. `Some(false)`: the rank is early and the budget has room. `None`: the push
-    /// waits in its ring, for the end of a tick or for its turn. A push of another clock than the thread's
-    /// own is refused.
+    /// have ended the iteration, and no tick is under way. `Some(false)`: not so, and the budget of early ranks
+    /// has room. `None`: the push waits in its ring, for the end of a tick or for its turn. A push of another
+    /// clock than the thread's own is refused.
     ///
-    /// A frame waits for its turn only if no other domain is used: the CLOCK frame of the other domain would
-    /// wait behind it.
+    /// A frame waits for its turn only if its job uses no other domain: a CLOCK frame of another domain would
+    /// wait behind this frame. With several domains the refusal is `PendingFull`.
     pub(super) fn admit(
         &mut self,
         sender: FrameSender,
@@ -453,7 +457,8 @@ impl Engine {
     }
 
     /// Splits the runs of step counts where the range of a gradient begins and ends, so that applying the
-    /// gradient later needs no memory. No effect for other operations. The refusal is `NoMemory`.
+    /// gradient later needs no memory. `first` is the number of the range's first element. No effect for other
+    /// operations and for an empty range. The refusal is `NoMemory`.
     pub(super) fn split_steps(
         &mut self,
         header: &FrameHeader,

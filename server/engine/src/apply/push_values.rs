@@ -29,8 +29,9 @@ pub(super) fn weight_of(header: &FrameHeader, payload: &[u8]) -> f64 {
     }
 }
 
-/// Splits the payload of a push into the rest and its weight, which is 1 if it has none. Refuses a weight
-/// that is below 0, or is not finite in the table's element type.
+/// Splits the weight off the end of a push's payload. Returns the payload before the weight, and the weight; 1
+/// for a push without one. Refuses a weight that is below 0, or is not finite in the table's element type, and
+/// a payload that is shorter than a weight.
 pub(super) fn split_weight<'a>(
     table: &Table,
     header: &FrameHeader,
@@ -76,8 +77,8 @@ impl FiniteCheck {
     }
 }
 
-/// Multiplies the values of a sum by `factor`, in the scratch memory `room`, and returns the product.
-/// Values of other operations are returned as they are.
+/// Returns the values of a sum multiplied by `factor`. The product replaces the contents of `room`, scratch
+/// memory. For other operations, and for factor 1, `values` are returned and `room` is not changed.
 pub(super) fn scale_sum<'a>(
     dtype: DType,
     op: PushOp,
@@ -95,8 +96,9 @@ pub(super) fn scale_sum<'a>(
 }
 
 impl Engine {
-    /// Factor of a push that takes effect on arrival: its weight. On a table that asks for it, the weight
-    /// of a gradient is divided by its staleness in clocks, if that is above 1.
+    /// Factor of a push that takes effect on arrival: its `weight`. On a table with `by_staleness`, the weight of
+    /// a gradient is divided by the gradient's staleness in clocks, if this is above 1 and the sender is a
+    /// member of the table's domain.
     pub(super) fn factor(
         &mut self,
         sender: FrameSender,
@@ -119,8 +121,8 @@ impl Engine {
         Ok(weight / lag.max(1) as f64)
     }
 
-    /// Decodes the values of an encoded push, then applies or holds it like a plain one. The decoded values
-    /// have at most 8 times the bytes.
+    /// Decodes the values of an encoded push, then applies or holds the push as one without an encoding. The
+    /// decoded values have at most 8 times the bytes of the encoded ones.
     pub(super) fn push_encoded(
         &mut self,
         sender: FrameSender,
@@ -139,8 +141,8 @@ impl Engine {
         done
     }
 
-    /// Fills `out` with the payload of an encoded push, its values decoded. Returns the header of the plain
-    /// push.
+    /// Fills `out`, which must be empty, with the payload of an encoded push, its values decoded. Returns the
+    /// header of the plain push. Panics if the push has no encoding.
     fn decode_push(
         &self,
         sender: FrameSender,

@@ -22,7 +22,7 @@ pub struct RecordShape {
     pub partition: PartitionId,
     /// Bytes of the record's values.
     pub values: usize,
-    /// Bytes of its optimizer state. The least number, if its elements have step counts of their own.
+    /// Bytes of the record's optimizer state; the least number if `steps` is above 0, see [`Self::state_of`].
     pub state: usize,
     /// Number of elements with step counts of their own; 0 where the record has one count, or none.
     pub steps: usize,
@@ -66,8 +66,8 @@ impl RecordShape {
         })
     }
 
-    /// Size in bytes of the optimizer state at the start of `bytes`. `None` if it is incomplete or does not
-    /// belong to a record of this shape.
+    /// Size in bytes of the optimizer state at the start of `bytes`, with its runs of step counts. `None` if the
+    /// state is incomplete or does not belong to a record of this shape.
     pub fn state_of(&self, bytes: &[u8]) -> Option<usize> {
         let least = bytes.get(..self.state)?;
         let runs = match least
@@ -84,7 +84,7 @@ impl RecordShape {
 }
 
 impl Engine {
-    /// Passes every record of a partition to `sink` in a stable order: key, values, optimizer state. For
+    /// Passes every record of a partition (key, values, optimizer state) to `sink`, in a stable order. For
     /// inspection; a save copies in [steps](Self::save_step). Cost: two copies of the partition, and the
     /// time of `sink`, during which nothing else is applied.
     ///
@@ -115,10 +115,10 @@ impl Engine {
     }
 
     /// Begins to load saved records into a table. On a snapshot table this opens an epoch that no reader
-    /// sees before [`Self::end_restore`].
+    /// sees before [`Self::end_restore`]; an epoch that is open already is used. No effect on other tables.
     ///
     /// # Errors
-    /// The table is not there, or it has an open epoch already.
+    /// The table is not there.
     pub fn begin_restore(&mut self, id: TableId) -> Result<(), RecordError> {
         if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
             && blocks.is_snapshot()
@@ -130,11 +130,11 @@ impl Engine {
     }
 
     /// Stores loaded records (key, values, optimizer state) as one step of this applier's order. Missing
-    /// rows are created.
+    /// rows are created. The time to expiry of each row begins again.
     ///
     /// # Errors
-    /// A record does not fit the table or is another applier's, or memory is used up; those
-    /// before it are stored.
+    /// The table is not there, a record does not fit the table or is another applier's, or memory is used up.
+    /// Records before the one that failed are stored.
     pub fn restore<'a>(
         &mut self,
         id: TableId,
@@ -183,10 +183,10 @@ impl Engine {
     }
 
     /// Removes the rows of these keys from a sparse table, for a load of a checkpoint that extends another one. Keys
-    /// without a row are passed over: a row may have been created and removed between the two.
+    /// without a row are skipped: a row may have been created and removed between the two checkpoints.
     ///
     /// # Errors
-    /// The table is not there, or not sparse.
+    /// The table is not there, or not sparse. Always `Ok` without keys.
     pub fn restore_removed(&mut self, id: TableId, keys: &[u64]) -> Result<(), RecordError> {
         for &key in keys {
             let removed = self.remove_row(id, key);
@@ -195,10 +195,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the load of a table: on a snapshot table it publishes the loaded epoch to readers.
+    /// Ends the load of a table: publishes the loaded epoch of a snapshot table to readers. No effect on other
+    /// tables.
     ///
     /// # Errors
-    /// The table is not there.
+    /// The table is not there, or is a snapshot table without an open epoch.
     pub fn end_restore(&mut self, id: TableId) -> Result<(), RecordError> {
         let lsn = self.lsn;
         let table = self.known_table(id)?;
@@ -215,7 +216,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the minimum clock of each domain of a job that was ticked in on this applier.
+    /// Returns the minimum clock of each domain of a job that is used on this applier. Only iterations that are
+    /// closed here count.
     pub fn domain_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
         let domains: Vec<DomainId> = self.clocks(namespace).domains().collect();
         domains
@@ -233,8 +235,11 @@ impl Engine {
 /// Cursor over the keys of one partition in their stable order.
 #[derive(Debug)]
 pub(super) enum Keys {
+    /// Partition of a sparse table, and the position in its rows.
     Sparse(u32, crate::store::cursor::RowCursor),
+    /// Partition of a dense table of rows, and the position in its rows.
     Rows(u32, u64),
+    /// Block numbers of a range table that are left.
     Blocks(std::ops::Range<u64>),
 }
 
@@ -265,7 +270,8 @@ impl Keys {
     }
 }
 
-/// Copies the values and the optimizer state of one record out of its store.
+/// Copies the values and the optimizer state of one record out of its store. `values` must have the record's
+/// length, and `state` that of a row's state; a block replaces `state`.
 fn copy(
     table: &mut Table,
     key: u64,

@@ -21,9 +21,11 @@ pub(super) fn tick_order() -> [PushOp; 3] {
 /// its largest weight: pieces of one gradient have one weight.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Threads {
+    /// Thread that was added last; `None` if none was.
     last: Option<WorkerThread>,
-    /// Weight of `last`, and the sum of the weights of the threads before it.
+    /// Weight of `last`.
     weight: f64,
+    /// Sum of the weights of the threads before `last`.
     before: f64,
 }
 
@@ -50,8 +52,8 @@ impl Threads {
         self.last.is_none()
     }
 
-    /// Encodes the divisor in three words, as sums keep it. The first word is [`Self::NONE`] if no thread was
-    /// added.
+    /// Encodes the divisor in three words, as sums keep it: the last thread (rank in the upper half), and the bits
+    /// of `weight` and `before`. The first word is [`Self::NONE`] if no thread was added.
     pub(super) fn words(self) -> [u64; 3] {
         let word = |last: WorkerThread| u64::from(last.rank.0) << 32 | u64::from(last.thread);
         let last = self.last.map_or(Self::NONE, word);
@@ -76,7 +78,7 @@ impl Threads {
     }
 
     /// Turns a sum of gradients into their mean: divides each element of `sum` by the sum of the weights.
-    /// Returns false if all weights are 0: there is no mean then, and no step.
+    /// Returns false, and leaves `sum` as it is, if all weights are 0: there is no mean then, and no step.
     pub(super) fn mean(&self, dtype: DType, sum: &mut [u8]) -> bool {
         let weights = self.before + self.weight;
         if weights > 0.0 && !mutants::on(Mutant::MeanWithoutDivision) {

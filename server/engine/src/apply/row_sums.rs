@@ -50,10 +50,11 @@ pub(super) struct RowSums {
     index: Index,
     slots: Slots,
     row_bytes: usize,
-    /// Number of slots taken so far; those of them that are free again; number of slots that are neither
-    /// free nor ended.
+    /// Number of slots taken so far, free and ended ones included.
     used: usize,
+    /// Numbers of the taken slots that are free again, from 0.
     free: Vec<u32>,
+    /// Number of slots that are neither free nor ended.
     live: usize,
 }
 
@@ -102,13 +103,14 @@ impl RowSums {
         self.used == 0
     }
 
-    /// Number of slots at the beginning of the memory that may be taken; free ones among them are included.
+    /// Number of the first slots that may have sums, free ones included: all sums are in slots `0..slots()`.
     pub(super) const fn slots(&self) -> usize {
         self.used
     }
 
     /// Takes a slot for each of `count` rows that has none, for a push of `iteration`, so that adding the
-    /// push later needs no memory. `key` returns the key of a row. Cost: an index search for each.
+    /// push later needs no memory. All of these rows keep their slots until the tick of `iteration`. `key`
+    /// returns the key of a row. Cost: an index search for each.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; rows before the one that failed have slots, so the call may be
@@ -160,8 +162,8 @@ impl RowSums {
         Ok(())
     }
 
-    /// Adds one row of a thread's push to the sum of its key, or replaces the sum by it. `scratch` is
-    /// working memory.
+    /// Adds one row of a thread's push to the sum of its key; if the row `replaces`, its values become the sum.
+    /// Threads are added in ascending order. `scratch` is working memory.
     ///
     /// # Panics
     /// If the row has no slot.
@@ -204,8 +206,8 @@ impl RowSums {
     }
 
     /// Takes the sum of a slot when `iteration` ends: appends its values to `values` and returns its key
-    /// and threads. `None` for a slot without a sum. The slot is ended unless a push of a later iteration
-    /// has it.
+    /// and threads. `None`, with nothing appended, for a slot without a sum. In both cases the slot is ended
+    /// unless it is free or a push of a later iteration has it.
     pub(super) fn take(
         &mut self,
         slot: usize,
@@ -243,7 +245,7 @@ impl RowSums {
         true
     }
 
-    /// Frees the ended slots of a range of slots, and removes their keys from the index.
+    /// Frees the ended slots among those with numbers in `slots`, from 0, and removes their keys from the index.
     pub(super) fn sweep(&mut self, slots: Range<usize>) {
         for slot in slots {
             let words = self.slots.words(slot);
@@ -260,9 +262,9 @@ impl RowSums {
         }
     }
 
-    /// Begins a recount after pushes were dropped. Ends the slots without a sum, and sets those with one to
-    /// the open iteration `open`. The caller then calls `reserve` for the rows of all pushes that are left,
-    /// and `sweep` for all slots.
+    /// Begins a recount after pushes were dropped. Ends the slots without a sum, and sets those with a sum to
+    /// the open iteration `open`. The caller then calls [`Self::reserve`] for the rows of all held pushes that
+    /// are not in the sums, and [`Self::sweep`] for all slots.
     pub(super) fn begin_recount(&mut self, open: u64) {
         for slot in 0..self.used {
             let words = self.slots.words(slot);

@@ -4,9 +4,9 @@
 //!
 //! 1. **The cut** ([`Engine::begin_save`], then the first step in which the awaited clocks are reached)
 //!    notes in each table that a save is under way. From then on every writer of rows and blocks copies a
-//!    record before its first change (`RowWriter::copy_before_write`, `DenseBlocks::copy_before_write`).
-//! 2. **The cursor** ([`Engine::save_step`]) copies the records that nothing changes, at most
-//!    32 KiB a step, and only while less than 8 MiB wait to be written. A slow file
+//!    record before its first change (`RowWriter::before_write`, `DenseBlocks::before_write`).
+//! 2. **The cursor** ([`Engine::save_step`]) copies the records that nothing changes, 32 KiB a step
+//!    and the rest of a record, and only while less than 8 MiB wait to be written. A slow file
 //!    system therefore delays the cursor, never a push.
 //! 3. **The writing thread** owns the file. It takes pieces from the channel, writes them, and frees their
 //!    bytes in [`SaveMemory`]. If it fails it cancels the save; the applier notices in its next step.
@@ -33,21 +33,22 @@ use super::records::Keys;
 use super::table::Table;
 use crate::store::cut::{Outlet, SaveMemory, SavePiece};
 
-/// Bytes that the cursor of a save copies in one step of its applier, which takes about 10 us. It is the
-/// longest delay that a save adds to a push, apart from the copies of the rows that the push changes.
+/// Bytes that the cursor of a save copies in one step of its applier, which takes about 10 us. A step ends with
+/// the record that reaches this number. It is the longest delay that a save adds to a push, apart from the
+/// copies of the rows that the push changes.
 const STEP_BYTES: usize = 32 << 10;
 /// Bytes that each record counts toward a step in addition to those copied: for the time to find and claim
 /// it.
 const CLAIM_BYTES: usize = 64;
 
-/// Order to an applier to copy its share of a job's tables for a checkpoint.
+/// Order to an applier to copy its share of a job's tables, for a checkpoint or a worker's save.
 #[derive(Debug)]
 pub struct SaveOrder {
     /// Number of the applier, sent with each piece.
     pub applier: u16,
     /// Tables of one job, with the partitions of this applier that are saved.
     pub shares: Vec<(TableId, Vec<PartitionId>)>,
-    /// Clock of each domain at which the cut is made: when the job's minimum has reached it.
+    /// Clock of each domain at which the cut is made: when the job's minimum equals it in all of them.
     pub clocks: Vec<(DomainId, u64)>,
     /// The checkpoint that is taken; `None` for a save that a worker asks for.
     pub mark: Option<CheckpointMark>,
@@ -61,12 +62,15 @@ pub struct SaveOrder {
 #[derive(Debug)]
 pub(super) struct Save {
     order: SaveOrder,
-    /// Whether the cut is made, and the number of tables of `order.shares` in which it is.
+    /// Whether the cut is made in all tables.
     is_cut: bool,
+    /// Number of the first tables of `order.shares` in which the cut is made; tables without partitions count.
     cuts: usize,
-    /// Position of the cursor: indexes of table and partition in `order.shares`.
+    /// Position of the cursor: index of the table in `order.shares`.
     table: usize,
+    /// Index of the partition in those of the table.
     partition: usize,
+    /// Position in the keys of the partition; `None` before its first key.
     keys: Option<Keys>,
 }
 
@@ -83,7 +87,8 @@ enum Step {
 
 impl Engine {
     /// Begins a save of this applier's share. The cut is made in the next [step](Self::save_step) at the
-    /// earliest. Everything else, failures too, is reported through the order's channel.
+    /// earliest. All results are reported through the order's channel. A checkpoint of changes that are not
+    /// known fails at once.
     pub fn begin_save(&mut self, order: SaveOrder) {
         // Before the clocks are awaited: a checkpoint that cannot be made is begun again in time for its tick.
         for (id, _) in order.shares.iter().filter(|(_, own)| !own.is_empty()) {
@@ -102,7 +107,7 @@ impl Engine {
         });
     }
 
-    /// Makes one step of each save under way: the cut (fixes the moment that is saved), or copies of at most
+    /// Makes one step of each save under way: the cut (fixes the moment that is saved), or copies until they have
     /// 32 KiB. Returns whether any save made its cut, copied or ended; false without a save. Never blocks.
     pub fn save_step(&mut self) -> bool {
         let mut moved = false;
@@ -239,8 +244,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Advances the cursor of a save by up to 32 KiB of copies. Returns false at the end, when all copies
-    /// are sent.
+    /// Advances the cursor of a save until it has copied 32 KiB; each record counts 64 bytes more. Ends the cut
+    /// of each table behind its last record. Returns false at the end, when all copies are sent.
     fn copy_some(&mut self, save: &mut Save) -> Result<bool, (TableId, String)> {
         let mut cost = 0;
         while cost < STEP_BYTES {
@@ -280,8 +285,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Ends the cuts that a save has made: its tables copy no more records before they change. Cuts of other
-    /// saves stay.
+    /// Ends the cuts of the tables in which a save has made its cut: they copy no more records before they change.
+    /// Tables in which it has made none keep the cut of another save.
     fn end_cuts(&mut self, save: &Save) {
         for (id, partitions) in &save.order.shares[..save.cuts] {
             if let Some(table) = self.tables.get_mut(&id.0)

@@ -12,8 +12,9 @@ use super::table::Store;
 use crate::namespace::NamespaceId;
 
 impl Engine {
-    /// Replies to a SCAN frame with the keys of the rows in some slots of a partition, and with their
-    /// values if requested. Cost: a slot header and an index entry for each slot, a copy of each row.
+    /// Replies to a SCAN frame with the number of the next slot and of the rows on this applier, the keys of
+    /// the rows in some slots of a partition, and their values if requested. Cost: a slot header and an index
+    /// entry for each slot, a copy of each row.
     pub(super) fn scan(
         &mut self,
         namespace: NamespaceId,

@@ -40,8 +40,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Records the hyper-parameters in held SETTINGS frames of `streams`, in their order, for the end of
-    /// the iteration. A later frame of a table replaces an earlier one.
+    /// Records the hyper-parameters in held SETTINGS frames of `streams`, in the order of the streams, for the
+    /// end of the iteration. A later frame of a table replaces an earlier one.
     pub(super) fn note_settings(&mut self, streams: &[Stream]) {
         let mut payload = Vec::new();
         for held in streams.iter().flat_map(Stream::frames) {
@@ -56,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// Sets the recorded hyper-parameters of the tables in a job's domain. Called when an iteration closes,
-    /// before its steps.
+    /// Sets the recorded hyper-parameters of the tables in a job's domain, and removes their records. Called
+    /// when an iteration closes, before its steps.
     pub(super) fn apply_settings(&mut self, namespace: NamespaceId, domain: DomainId) {
         let tables = &self.tables;
         let of_domain = |id: &u32, _: &mut Optimizer| {
@@ -70,8 +70,12 @@ impl Engine {
         }
     }
 
-    /// Sets the hyper-parameters of a table's optimizer, from a frame or a saved model, and notes them in
-    /// the journal. No effect if the table is not here.
+    /// Sets the hyper-parameters of a table's optimizer, from a frame or a saved model. For a table that
+    /// outlives the process, notes them in the journal first. No effect if the table is not here. A failure
+    /// stops the applier.
+    ///
+    /// # Panics
+    /// If the table cannot take them: callers ask [`Table::takes`](super::table::Table::takes) first.
     pub fn set_optimizer(&mut self, id: TableId, optimizer: Optimizer) {
         self.note_rule(id, optimizer);
         let Some(table) = self.tables.get_mut(&id.0) else {

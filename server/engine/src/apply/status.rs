@@ -8,23 +8,24 @@ use crate::namespace::NamespaceId;
 /// State of one applier for operators, taken between two frames.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ApplierReport {
-    /// Steps of the applier's total order so far: frames that it has applied or refused, and steps of ticks
-    /// and loads.
+    /// Steps of the applier's total order so far, see [`Engine::lsn`]: frames, each time one is offered, and
+    /// steps of ticks and loads.
     pub frames: u64,
-    /// Bytes of pushes and functions that it holds until their tick or task.
+    /// Bytes of pushes and functions that the applier holds, see [`Engine::held_bytes`].
     pub held_bytes: usize,
     /// Number of saves under way.
     pub saves: usize,
-    /// Clock of each live worker thread in each domain of each job.
+    /// Clock (the last number) of each live worker thread in each domain of each job.
     pub clocks: Vec<(NamespaceId, DomainId, WorkerThread, u64)>,
-    /// Number of frames that it has refused, for each session.
+    /// Number of refused frames of each session that has a ring.
     pub refused: Vec<(SessionId, u64)>,
-    /// Number of frames that arrived after their tail record, of all sessions so far.
+    /// Number of frames that had not arrived when their tail was read, of all sessions so far.
     pub late_frames: u64,
 }
 
 impl Engine {
-    /// Builds the report without the numbers of sessions. Cost: one pass over the clocks of all threads.
+    /// Builds the report with `refused` empty and `late_frames` 0, which are of rings. Cost: one pass over the
+    /// clocks of all threads.
     pub(super) fn report(&mut self) -> ApplierReport {
         let mut clocks = Vec::new();
         for (&namespace, job) in &mut self.clocks {

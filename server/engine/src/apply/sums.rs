@@ -56,9 +56,9 @@ pub(super) struct BlockSums {
     block_bytes: usize,
     /// Number of the table's blocks on this applier.
     blocks: usize,
-    /// Memory parts, each for the sums of one operation on all blocks; and the set of operations that have
-    /// one, as bits.
+    /// Memory parts, each with as many slots as there are blocks. One is added for each operation.
     parts: Vec<Block>,
+    /// Operations with a part: bit `n` is set for the operation with index `n` in a tick.
     orders: u8,
     /// Number of slots in use for sums of the open iteration.
     used: usize,
@@ -93,7 +93,7 @@ impl BlockSums {
     }
 
     /// Reserves memory for the sums of one operation on every block. `order` is the index of the operation
-    /// in a tick. No effect if it has memory.
+    /// in a tick. No effect if the operation has memory.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -126,12 +126,12 @@ impl BlockSums {
         self.blocks * self.block_bytes
     }
 
-    /// Whether no push was added since the last tick.
+    /// Whether there is no sum: none was added since the last tick, or all were taken.
     pub(super) fn is_empty(&self) -> bool {
         self.sums.is_empty()
     }
 
-    /// Returns the key of the first sum, by block and operation; `None` if there is no sum.
+    /// Returns the least key of a sum, by block, then operation; `None` if there is no sum.
     pub(super) fn first(&self) -> Option<BlockKey> {
         self.sums.first_key_value().map(|(key, _)| *key)
     }
@@ -153,8 +153,8 @@ impl BlockSums {
     }
 
     /// Stores the sum of a block and operation: `values`, the element ranges `runs` that were pushed, and the
-    /// threads. A sum that was taken out before is passed as `before` and keeps its slot; `None` takes a new
-    /// slot.
+    /// threads. A sum that was taken out before is passed as `before`: its slot is used again. With `None` the
+    /// sum gets a new slot.
     pub(super) fn put(
         &mut self,
         key: BlockKey,

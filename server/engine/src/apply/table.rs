@@ -48,9 +48,9 @@ pub struct Table {
     pub namespace: NamespaceId,
     /// Definition of the table.
     pub spec: Arc<TableSpec>,
-    /// Optimizer as it is now: that of the definition, or with hyper-parameters that were set later.
+    /// Optimizer with its present hyper-parameters: those of the definition, or those that were set last.
     optimizer: Optimizer,
-    /// Memory of its rows or blocks.
+    /// Memory of the share's rows or blocks.
     pub store: Store,
     /// Numbers of the partitions that this applier owns.
     partitions: Vec<u32>,
@@ -111,8 +111,8 @@ impl Table {
         })
     }
 
-    /// Resumes the share of a table that a dead process left at `place`. Cost: reads each row of a sparse
-    /// table.
+    /// Resumes the share of a table that a dead process left at `place`, with the hyper-parameters of the
+    /// definition and in the first job (see [`Self::of`]). Cost: reads each row of a sparse table.
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         preallocator: &Preallocator,
@@ -160,7 +160,7 @@ impl Table {
         }
     }
 
-    /// Lists the memory blocks of the share: in public memory, and in private memory.
+    /// Lists the memory blocks of the share: those in public memory first, those in private memory second.
     pub(super) fn blocks(&self) -> [Vec<Block>; 2] {
         match &self.store {
             Store::Sparse(s) => s.blocks(),
@@ -174,7 +174,7 @@ impl Table {
         &self.partitions
     }
 
-    /// Assigns the table to a job. Without this call it belongs to the first one.
+    /// Assigns the table to a job. Without this call the table belongs to the job with number 0.
     #[must_use]
     pub const fn of(mut self, namespace: NamespaceId) -> Self {
         self.namespace = namespace;
@@ -186,7 +186,8 @@ impl Table {
         self.optimizer
     }
 
-    /// Whether the table can take these hyper-parameters: the optimizer is its own, and they are in range.
+    /// Whether the table can take these hyper-parameters: the optimizer is that of the table, and they are in
+    /// range.
     pub fn takes(&self, optimizer: &Optimizer) -> bool {
         self.spec.check_change(optimizer).is_ok()
     }
@@ -197,7 +198,7 @@ impl Table {
     /// [`KernelError`] for numbers that the kernel refuses; nothing was changed then.
     ///
     /// # Panics
-    /// If the rule is another one: callers ask [`Table::takes`] first.
+    /// If the table does not take the optimizer: callers ask [`Table::takes`] first.
     pub fn set_optimizer(&mut self, optimizer: Optimizer) -> Result<(), KernelError> {
         assert!(
             self.takes(&optimizer),
@@ -258,10 +259,11 @@ impl Table {
         }
     }
 
-    /// Checks that a key is in range and of a partition of this applier.
+    /// Checks that a key is in range and of a partition of this applier. A sparse table needs no row of the key.
     ///
     /// # Errors
-    /// [`RejectReason::IndexOutOfRange`], [`RejectReason::WrongOwner`].
+    /// [`RejectReason::IndexOutOfRange`] past the last row of a dense table, [`RejectReason::WrongOwner`], and
+    /// [`RejectReason::WrongOperation`] for any key of a range table.
     #[inline]
     pub fn check_key(&self, key: u64) -> Result<(), Refusal> {
         let (mine, _) = match &self.store {
@@ -290,12 +292,12 @@ impl Table {
         }
     }
 
-    /// Begins a save of the share at its present state; `outlet` takes the records. With a `mark` it is a checkpoint: of
-    /// all records, or of the changes since the checkpoint that it extends. Returns the keys of rows that were removed
-    /// since that one.
+    /// Begins a save of the share at its present state; `outlet` takes the records. With a `mark` the save is a
+    /// checkpoint: of all records, or of the changes since the checkpoint that it extends. Returns the keys of rows
+    /// that were removed since the extended checkpoint; none for any other save.
     ///
     /// # Errors
-    /// What of the changes is not known. Nothing was changed.
+    /// Why the changes since the extended checkpoint are not known, as text. Nothing was changed.
     pub(super) fn begin_cut(
         &mut self,
         outlet: Outlet,
@@ -317,9 +319,9 @@ impl Table {
         }
     }
 
-    /// Copies a record into the save under way. Returns the number of bytes copied: 0 without a save, for a
-    /// record that has been copied, or one that was created after the cut. `place` is the place of a row,
-    /// `None` for a block.
+    /// Copies a record into the save under way. Returns the number of bytes copied: 0 without a save, and for a
+    /// record that has been copied, was created after the cut, or has not changed since the checkpoint that the
+    /// save extends. `place` is the place of a row, `None` for a block.
     pub(super) fn copy_record(
         &mut self,
         key: u64,

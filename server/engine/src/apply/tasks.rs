@@ -53,7 +53,7 @@ impl Engine {
         }
     }
 
-    /// Holds a checked push of a task until the task is finished.
+    /// Holds a checked push of a task, as part of the thread's open task, until the task is finished.
     pub(super) fn hold_of_task(
         &mut self,
         sender: FrameSender,
@@ -100,9 +100,10 @@ impl Engine {
     }
 
     /// Applies the held pushes of delivery `task`, which the coordinator has declared finished. Pushes to
-    /// tables with ticks become part of the thread's open iteration. No effect without such pushes, or when
-    /// they were applied before. A push that fails stops the applier. Cost: that of all pushes of the task,
-    /// in one piece. Functions from modules call `pause` while they run.
+    /// tables with ticks become part of the thread's open iteration; they are dropped if the thread is no member
+    /// any more. Pushes to tables that are gone are skipped; any other push that fails stops the applier. No
+    /// effect without such pushes, or when they were applied before. Cost: that of all pushes of the task, in
+    /// one piece. Functions from modules call `pause` while they run.
     pub fn finish_task(
         &mut self,
         namespace: NamespaceId,
@@ -160,8 +161,8 @@ impl Engine {
     }
 }
 
-/// Returns, for an error text, the remedy for the limit in `reason`: a push of a finished task found no room.
-/// Its row was deleted while the push was held, and has to be created again.
+/// Returns, for an error text, the remedy for the limit in `reason`: a push of a finished task found no room for
+/// its row, which was deleted while the push was held, and has to be created again.
 fn remedy(reason: &RejectReason) -> &'static str {
     let resource = match *reason {
         RejectReason::TableFull { resource, .. } => RowResource::from_code(resource),

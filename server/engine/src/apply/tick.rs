@@ -121,8 +121,9 @@ impl Engine {
         }
     }
 
-    /// Ends the membership of a thread in every clock domain of its job, also where it never ticked. The
-    /// first thread takes all threads of its worker with it. Pushes after its last tick count.
+    /// Ends the membership of a thread in every clock domain of its job, also where it never ticked. With the
+    /// first thread, all threads of its worker leave, and their unfinished tasks are dropped. Pushes after the
+    /// last tick take effect. The journal notes `frame`, the CLOCK frame of the thread, as carried out.
     fn finish_thread(
         &mut self,
         namespace: NamespaceId,
@@ -170,9 +171,10 @@ impl Engine {
         self.clocks(namespace).of_worker(rank)
     }
 
-    /// Completes the tick of a lost worker's thread to `clock`, if this applier lacks exactly that tick:
-    /// another applier has consumed its CLOCK frame. All of its pushes are here, since they were
-    /// acknowledged before that frame was sent. `CLOCK_FINISHED` ends the thread in all domains.
+    /// Completes the tick of a lost worker's thread to `clock`, if this applier lacks exactly this tick; otherwise
+    /// no effect. Another applier has consumed the CLOCK frame of the tick. All pushes of the iteration are
+    /// here, since they were acknowledged before that frame was sent. `CLOCK_FINISHED` ends the thread in all
+    /// domains.
     pub fn complete_tick(
         &mut self,
         namespace: NamespaceId,
@@ -193,8 +195,9 @@ impl Engine {
         self.left(namespace, moved.ok().flatten().into_iter().collect());
     }
 
-    /// Removes a lost worker from the clocks of its job, so that no minimum waits for it. Drops the pushes
-    /// of all its threads in iterations that it did not end, and its tasks that are not finished.
+    /// Removes a lost worker from the clocks of its job, so that no minimum waits for the worker. Drops the pushes
+    /// of all its threads in iterations that it did not end, and its tasks that are not finished. A worker that
+    /// had finished before a later one of its rank began has left already: the later one stays as it is.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         self.note_clocks(namespace, ClockChange::Remove(rank), None);
         let clocks = self.clocks(namespace);
@@ -243,7 +246,8 @@ impl Engine {
     }
 
     /// Queues the turn of the lowest worker rank that has not ended the open iteration, if there is one. In a turn the
-    /// pushes of lower ranks are added to the sums; then the held frames of this rank leave the budget of early ones.
+    /// pushes of lower ranks are added to the sums; then the held frames of the queued rank leave the budget of
+    /// early ones.
     pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
         let clocks = self.clocks(namespace);
         let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);
@@ -280,8 +284,8 @@ impl Engine {
         }
     }
 
-    /// Lists the tables of a domain that a tick changes even if no push is left to add: those with sums,
-    /// deletions or an expiry, and snapshot tables.
+    /// Lists the tables of a domain that a tick changes even if no push is left to add, in no order: those with
+    /// sums, deletions or an expiry, and snapshot tables.
     pub(super) fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
@@ -298,8 +302,8 @@ impl Engine {
         tables.map(|t| t.id.0).collect()
     }
 
-    /// Adds the `held` frames of a table of rows to its sums, in their order. The keys of DELETE frames are
-    /// noted, to be deleted when the iteration is closed.
+    /// Adds the `held` frames of a table of rows to its sums, in the order of `held`. The keys of DELETE frames are
+    /// noted, to be deleted when the iteration is closed. No effect if the table is gone.
     pub(super) fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
@@ -353,8 +357,8 @@ impl Engine {
         (self.scratch, self.tick.part) = (payload, sum);
     }
 
-    /// Reserves a sum for each row of a push of `iteration`, so that its tick needs no memory. The sums
-    /// count within the server's capacity.
+    /// Reserves a sum for each of the `count` rows of a push of `iteration`, so that its tick needs no memory.
+    /// The keys are the first words of `payload`. The sums count within the server's capacity.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -395,8 +399,8 @@ impl Engine {
         sums.reserve(count, key, iteration).map_err(no_memory)
     }
 
-    /// Applies the sums of a table of rows when `iteration` ends, from position `at` on, which it advances.
-    /// Subtracts the slots examined from `rows` and stops when they are used up. Returns whether all are
+    /// Applies the sums of a table of rows when `iteration` ends, and sweeps their slots, from position `at` on.
+    /// Advances `at`. Subtracts the slots examined from `rows` and stops at 0. Returns whether all sums are
     /// applied; a failure stops the applier. Cost: a search and a step for each row; two buffers of
     /// `STEP_ROWS` rows.
     pub(super) fn step_rows(
@@ -443,9 +447,10 @@ impl Engine {
         at.op == tick_order().len()
     }
 
-    /// Takes the sums in some slots and applies them to their rows, as one operation `op`. On a table that
-    /// outlives its process, skips the rows that `steps` says were done before a crash, and counts the others
-    /// there. The error is the reason why acknowledged pushes are lost.
+    /// Takes the sums in some slots and applies them to their rows, as one operation `op`. Missing rows are
+    /// created; a mean with weights of 0 is no step. On a table that outlives its process, skips the rows that
+    /// `steps` says were done before a crash, and counts the others in `steps`. The error is the reason why
+    /// acknowledged pushes are lost.
     pub(super) fn step_slots(
         &mut self,
         id: u32,
@@ -516,7 +521,7 @@ impl Engine {
     }
 }
 
-/// Groups the held pushes of streams by table, in the order of the streams.
+/// Groups the held pushes and deletions of streams by table, each group in the order of the streams.
 pub(super) fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
     let mut tables: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
     let frames = streams.iter().flat_map(Stream::frames);

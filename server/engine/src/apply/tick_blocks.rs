@@ -39,15 +39,17 @@ struct Pushes<'a> {
 /// Part of one held frame that lies in one block. Segments are sorted in the order of their fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Segment {
+    /// Number of the block in the table.
     block: u64,
     /// Index of the operation in the order of a tick, see [`order_of`].
     order: u8,
-    /// Index of the frame among the held frames of the iteration.
+    /// Index of the frame among the held frames that are reduced.
     held: usize,
-    /// First element in the block, and number of elements.
+    /// Index in the block of the first element.
     first: usize,
+    /// Number of elements.
     count: usize,
-    /// Byte offset of its values in the frame's payload.
+    /// Byte offset of the segment's values in the frame's payload.
     at: usize,
 }
 
@@ -57,7 +59,7 @@ impl Segment {
     }
 }
 
-/// Returns the index of an operation in [`tick_order`].
+/// Returns the index of an operation in [`tick_order`]. Panics for min and max, which have none.
 pub(super) fn order_of(op: PushOp) -> u8 {
     match tick_order().iter().position(|&at| at == op) {
         Some(place) => place as u8,
@@ -66,13 +68,14 @@ pub(super) fn order_of(op: PushOp) -> u8 {
 }
 
 /// Working memory of a tick, kept from one tick to the next so that a steady step allocates nothing. Grows
-/// to a segment for each block of each held frame and to two blocks. A segment has 56 bytes, less than what
+/// to a segment for each block of each held frame and to two blocks. A segment has 48 bytes, less than what
 /// `Pending` counts for a frame.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     segments: Vec<Segment>,
-    /// Reduced values of the current block, and those of the segment that is added to them.
+    /// Reduced values of the current block.
     values: Vec<u8>,
+    /// Values of the segment that is added to `values`; on a table of rows the sum of a row.
     pub(super) part: Vec<u8>,
     /// Keys of the rows that are stepped now, on a table of rows.
     pub(super) keys: Vec<u64>,
@@ -99,7 +102,7 @@ impl Rules {
 }
 
 impl Buffers {
-    /// Cuts the held frames of a range table into segments at the ends of blocks, and sorts them.
+    /// Replaces `self.segments` by the held frames of a range table, cut at the ends of blocks and sorted.
     fn cut(&mut self, pending: &Pending, held: &[Held], layout: BlockLayout) {
         self.segments.clear();
         for (place, h) in held.iter().enumerate() {
@@ -137,9 +140,10 @@ impl Buffers {
         self.segments.sort_unstable();
     }
 
-    /// Reduces the segments `of` one block and operation into `self.values`, on top of the block's sum in
-    /// `sums`, and notes which elements they touch. Elements that no rank pushed are 0. `used` is the
-    /// number of the block's elements. Returns the sum that was taken out; `None` if there was none.
+    /// Reduces the segments `of` one block and operation into `self.values`, on top of the block's sum, which
+    /// is taken out of `sums`. Notes the pushed elements in `self.runs` and the threads in `self.threads`, those
+    /// of the sum included. Elements that no rank pushed are 0. `used` is the number of the block's elements.
+    /// Returns the sum that was taken out; `None` if there was none.
     fn reduce(
         &mut self,
         pushes: Pushes<'_>,
@@ -187,8 +191,8 @@ impl Buffers {
         before
     }
 
-    /// Returns the range of segments from index `from` on that are of one block and operation. May be
-    /// empty.
+    /// Returns the range of the segments with this key that follow each other from index `from` on. Empty if
+    /// the segment at `from` has another key.
     fn group(&self, from: usize, key: BlockKey) -> Range<usize> {
         let same = |s: &&Segment| (s.block, s.order) == key;
         // At the end, where only sums are left, none.
@@ -216,8 +220,8 @@ impl Buffers {
     }
 
     /// Reduces and stores one block after the other: the segments, on top of `sums`. Each run of elements
-    /// counts as a row; rows before `start.row` were stored before a crash and are skipped. Returns the
-    /// number of rows.
+    /// counts as a row; rows before `start.row` were stored before a crash and are skipped. Empties `sums`.
+    /// Returns the number of rows, skipped ones included.
     fn step(
         &mut self,
         pushes: Pushes<'_>,
@@ -267,7 +271,7 @@ impl Buffers {
     }
 }
 
-/// Sorts element ranges and joins those that overlap or touch.
+/// Sorts element ranges by their start and joins those that overlap or touch.
 fn merge(runs: &mut Vec<Range<usize>>) {
     runs.sort_unstable_by_key(|run| run.start);
     runs.dedup_by(|next, before| {
@@ -280,8 +284,8 @@ fn merge(runs: &mut Vec<Range<usize>>) {
 }
 
 impl Engine {
-    /// Closes an iteration of a range table: applies its sums and the last `held` frames, in their order. A
-    /// snapshot table takes its next epoch even if there are none. A failure stops the applier.
+    /// Closes an iteration of a range table: applies its sums and the last `held` frames, in the order of `held`.
+    /// A snapshot table publishes its next epoch even if there are neither. A failure stops the applier.
     pub(super) fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
         if let Err(e) = self.step_blocks(id, iteration, held) {
             self.fail(format_args!(
@@ -290,7 +294,7 @@ impl Engine {
         }
     }
 
-    /// Adds the `held` frames of a range table to its sums, in their order.
+    /// Adds the `held` frames of a range table to its sums, in the order of `held`. Panics if no sums are reserved.
     pub(super) fn fold_blocks(&mut self, id: u32, held: &[Held]) {
         let sums = self.sums.get_mut(&id);
         let (Some(table), Some(Sums::Blocks(sums))) = (self.tables.get(&id), sums) else {
@@ -308,8 +312,8 @@ impl Engine {
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
-    /// Reserves memory for the sums of a range table's pushes of operation `op`, and for one thread's held
-    /// pushes. No effect after the first call for an operation, or on other tables.
+    /// Reserves memory for the sums of a range table's pushes of operation `op`, and as many bytes for the held
+    /// pushes of the rank that has its turn. No effect if the sums of `op` have memory, or on other tables.
     pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
         let Some(Table {
             store: Store::Blocks(blocks),

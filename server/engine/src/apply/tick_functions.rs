@@ -25,8 +25,8 @@ impl Engine {
     /// Checks an UPDATE frame of a table of ticks and holds it for the tick of its iteration.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing is held then. `PendingFull` when the functions of all iterations need more than the
-    /// budget of early pushes, which they have once more for themselves.
+    /// [`Refusal`]; nothing is held then. `PendingFull` when the functions of all iterations need more than their
+    /// budget, which is as large as that of early pushes and apart from it.
     pub(super) fn hold_function(
         &mut self,
         sender: FrameSender,
@@ -59,9 +59,9 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Runs a held function at its tick and returns the bytes of elements that it has changed. Returns 0,
-    /// with no effect, if its table or an input was released meanwhile; of an input the log says so. A failure stops the
-    /// applier.
+    /// Runs a held function at its tick and returns the bytes of the elements that its frame covers. Returns 0,
+    /// with no effect, if its table or an input was released meanwhile; a released input is logged. A failure
+    /// stops the applier.
     pub(super) fn run_held_function(&mut self, held: &Held) -> usize {
         let mut payload = Vec::new();
         self.held_functions.payload(held, &mut payload);

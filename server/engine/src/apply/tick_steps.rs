@@ -14,7 +14,7 @@
 //! - The reserve for the rank that has its turn is in use until its predecessor's pushes are added. Until
 //!   then its pushes count as early, and wait in their ring beyond that budget.
 //!
-//! A range table takes one step, as long as its last ranks pushed.
+//! A range table is closed in one step, which takes the longer the more its last ranks pushed.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub(super) struct TickWork {
     domain: DomainId,
     iteration: u64,
     kind: Kind,
-    /// Number of the work in the order of the queue.
+    /// Number of the work, ascending in the order of the queue.
     number: u64,
     /// Progress after the first step; `None` before it.
     begun: Option<Begun>,
@@ -69,17 +69,19 @@ struct Begun {
     tables: Vec<(u32, Vec<Held>)>,
     /// Pushes of the iteration that were added before, by table. Only where a successor needs them.
     folded: BTreeMap<u32, Vec<Held>>,
+    /// Position in the current table.
     at: Place,
-    /// Functions that run after all tables, in their order; the streams that hold them; the number that
-    /// have run.
+    /// Functions that run after all tables, in this order.
     functions: Vec<Held>,
+    /// Streams that hold the functions.
     function_streams: Vec<Stream>,
+    /// Number of the functions that have run.
     functions_run: usize,
 }
 
 impl Begun {
-    /// Iterates over the held pushes that are not added yet. The others are sums, or were stepped: they
-    /// need no slots.
+    /// Iterates over the held pushes of the work that are not added to the sums yet. All others need no slots:
+    /// they are in sums, or were stepped.
     fn unadded(&self) -> impl Iterator<Item = &Held> {
         let (current, later) = match self.tables.split_last() {
             // After the last frame there are none.
@@ -113,7 +115,8 @@ pub(super) struct Place {
 pub(super) struct SumsPlace {
     /// Index of the operation in the order of a tick.
     pub(super) op: usize,
-    /// Number of its slots at the beginning of the walk. Later slots have no sums of this iteration.
+    /// Number of slots of the operation at the beginning of the walk; `None` before it. Later slots have no sums
+    /// of this iteration.
     pub(super) end: Option<usize>,
     /// Whether the walk has ended and its slots are being swept.
     pub(super) sweeps: bool,
@@ -136,8 +139,8 @@ impl Engine {
         !self.ticking.is_empty()
     }
 
-    /// Queues the work of a rank's turn in the open iteration: the pushes of the ranks below it are added to
-    /// the sums. No effect if it is queued and has not begun.
+    /// Queues the work of a rank's turn in the open iteration: the pushes of the ranks below `rank` are added to
+    /// the sums. No effect if this turn is queued and has not begun.
     pub(super) fn queue_turn(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -179,7 +182,8 @@ impl Engine {
         self.ticking.iter().any(of_domain)
     }
 
-    /// Whether an iteration of a job is closed in part: some rows are stepped and others not.
+    /// Whether the close of an iteration of a job has begun and is not done: some rows may be stepped and others
+    /// not.
     pub(super) fn closes(&self, namespace: NamespaceId) -> bool {
         let has_begun = |work: &TickWork| {
             (work.namespace, work.kind) == (namespace, Kind::Close) && work.begun.is_some()
@@ -200,8 +204,8 @@ impl Engine {
         self.half_ticked.retain(|(of, ..), _| *of != namespace);
     }
 
-    /// Frees the slots of row sums that only dropped pushes of a lost worker had. Cost, in one piece: a
-    /// look at each slot, and at each row of the pushes that are held.
+    /// Frees the slots of row sums that only dropped pushes of a lost worker had, in all tables of the domain.
+    /// Cost, in one piece: a look at each slot, and at each row of the pushes that are held.
     pub(super) fn recount_sums(&mut self, namespace: NamespaceId, domain: DomainId) {
         let open = self.clock_line(namespace, domain).min;
         let of_domain = |id: &u32| {
@@ -264,10 +268,10 @@ impl Engine {
         line
     }
 
-    /// Decides whether a CLOCK frame is done, after the work that it caused is queued. `Effect::Wait` until
-    /// the iterations are closed that were queued when the frame came first: the frame stays in its ring and
-    /// is offered again. Then `Effect::Clock`. `domain` is `None` for all domains. Later ticks of other
-    /// threads do not delay it.
+    /// Decides whether a CLOCK frame is done, after the work that the frame caused is queued. `Effect::Wait`
+    /// until the iterations of `domain` are closed that were queued when the frame came first: the frame stays
+    /// in its ring and is offered again. Then `Effect::Clock`. `domain` is `None` for all domains. Later ticks
+    /// of other threads do not delay the frame.
     pub(super) fn clock_effect(
         &mut self,
         namespace: NamespaceId,
@@ -302,8 +306,8 @@ impl Engine {
         self.half_ticked.contains_key(&half)
     }
 
-    /// Makes one step of the queued work of ticks, of about `tick_rows` rows. Returns whether any work was
-    /// queued.
+    /// Makes one step of the queued work of ticks, of about `tick_rows` rows. Ends earlier where a save must make
+    /// its cut between two ticks. Returns whether any work was queued before the step.
     pub fn tick_step(&mut self) -> bool {
         let any = self.is_ticking();
         let mut rows = self.tick_rows;
@@ -373,8 +377,8 @@ impl Engine {
         }
     }
 
-    /// Carries out queued work until `rows` are used up, and subtracts those that it took. Returns whether
-    /// all is done.
+    /// Carries out queued work until `rows` is 0, and subtracts the rows that the work took. Returns whether
+    /// all of the work is done.
     fn work(&mut self, work: &TickWork, begun: &mut Begun, rows: &mut usize) -> bool {
         while let Some((id, held)) = begun.tables.last() {
             if *rows == 0 {
@@ -454,8 +458,9 @@ impl Engine {
     }
 }
 
-/// Returns the number of `held` frames, at least one, that the next step adds: those with `rows` rows in
-/// total. Subtracts these from `rows`.
+/// Returns the number of `held` frames, at least one, that the next step adds: those with at most `rows` rows in
+/// total. Subtracts their rows from `rows`, which ends at 0 if a single frame has more; an empty frame counts
+/// as a row.
 fn next_frames(held: &[Held], rows: &mut usize) -> usize {
     let mut frames = 0;
     for held in held {

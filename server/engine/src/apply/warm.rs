@@ -39,8 +39,8 @@ enum Entry {
     Released { id: u32, namespace: u64 },
     /// A table has new hyper-parameters.
     Rule { id: u32, optimizer: Optimizer },
-    /// The clocks of a job change. `frame` has session and sequence number of the frame that does it, if
-    /// any.
+    /// The clocks of a job change. `frame` has session and sequence number of the CLOCK frame that changes them;
+    /// `None` for a change without a frame.
     Clock {
         namespace: u64,
         change: ClockChange,
@@ -80,8 +80,8 @@ pub(super) struct CutPush {
     pub(super) rows: u32,
 }
 
-/// Lost worker, with the first iteration in each domain that it had not ended: its held pushes from there on
-/// are dropped.
+/// Lost worker, with the first iteration in each domain that it had not ended: its held pushes of this iteration
+/// and later ones are dropped.
 pub(super) type LostWorker = (NamespaceId, WorkerId, Vec<(DomainId, u64)>);
 
 /// Engine of a dead applier as its successor finds it in memory, and the work that was interrupted.
@@ -90,7 +90,8 @@ pub(super) struct Resumed {
     pub(super) engine: Engine,
     /// Push that was begun last, with the number of its rows that were applied.
     pub(super) push: Option<(PushName, u32)>,
-    /// Worker that the last entry of the journal removes: its removal may be incomplete.
+    /// Worker that the last entry of the journal removes: its pushes may not all be dropped yet. `None` if the
+    /// last entry is another one.
     pub(super) lost: Option<LostWorker>,
 }
 
@@ -98,7 +99,7 @@ pub(super) struct Resumed {
 #[derive(Debug, Default)]
 struct Replayed {
     closed: BTreeMap<DomainKey, u64>,
-    /// Lost worker of the last entry.
+    /// Lost worker that the last entry removes; `None` after any other entry.
     lost: Option<LostWorker>,
     clocks: BTreeMap<NamespaceId, Clocks>,
     clock_frames: BTreeMap<u64, u64>,
@@ -220,7 +221,8 @@ impl Engine {
     }
 
     /// Whether the process before this one had changed the clocks by this CLOCK frame, and crashed before it
-    /// counted the frame in its ring. The frame must not change them again. True once for each frame.
+    /// counted the frame in its ring. The frame must not change them again. Forgets the frame: a second call
+    /// returns false.
     pub(super) fn was_carried_out(&mut self, header: &FrameHeader) -> bool {
         let frame = (header.session, header.seq);
         let found = self.cut_clocks.iter().position(|cut| *cut == frame);
@@ -230,7 +232,8 @@ impl Engine {
         found.is_some()
     }
 
-    /// Writes to the journal that an iteration is closed, so that a successor drops its pushes.
+    /// Writes to the journal that an iteration and all before it are closed, so that a successor drops their
+    /// pushes. No effect without a journal.
     pub(super) fn note_closed(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_some() {
             self.note(&closed_entry(job, iteration + 1));
@@ -313,9 +316,9 @@ impl Engine {
         }
     }
 
-    /// Prepares for the next frame of a resumed session's ring, the one after `state`, so that it is not
-    /// applied twice when its client sends it again. Its first `rows` rows were applied before the crash (0
-    /// for none); a CLOCK frame may have moved the clocks.
+    /// Prepares for the next frame of a resumed session's ring, the one after `state`, so that the frame is not
+    /// applied twice when its client sends it again. The frame's first `rows` rows were applied before the crash
+    /// (0 for none); a CLOCK frame may have moved the clocks.
     pub(super) fn expect_cut(&mut self, session: SessionId, state: StateLine, rows: u32) {
         let next = (session.0, state.applied_seq + 1);
         if self.clock_frames.get(&next.0) == Some(&next.1) {
@@ -330,8 +333,9 @@ impl Engine {
         }
     }
 
-    /// Resumes the engine of a dead applier from the server's memory: its tables and clocks. Its held
-    /// pushes are found by [`Self::resume_held`].
+    /// Resumes the engine of a dead applier from the server's memory: its tables and clocks. Held pushes come
+    /// later, by [`Self::resume_held`]. Frees all other blocks of the applier, except those of rings and held
+    /// pushes.
     pub(super) fn resume(
         memory: &Arc<ServerMemory>,
         applier: u32,

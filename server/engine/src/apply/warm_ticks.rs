@@ -31,7 +31,8 @@ use tidewater_clocks::Clocks;
 pub(super) struct CloseProgress {
     /// Last tick that was named in the redo area; `None` before the first.
     noted: Option<Closing>,
-    /// Position before the crash: table id in the upper half, number of its stepped rows in the lower half.
+    /// Position of the present tick before the crash: table id in the upper half, number of the table's stepped
+    /// rows in the lower half. 0 for a tick that no crash interrupted.
     before: u64,
 }
 
@@ -44,7 +45,8 @@ impl CloseProgress {
         }
     }
 
-    /// Number of rows of a table that the tick had stepped before a crash; `u32::MAX` for all of them.
+    /// Number of rows of a table that the present tick had stepped before a crash; `u32::MAX` for all of them, 0
+    /// without a crash.
     pub(super) fn rows_done(&self, id: u32) -> u32 {
         let (rows, table) = unpack(self.before);
         if mutants::on(Mutant::ResumedTickFromItsStart) {
@@ -109,15 +111,19 @@ impl Steps {
 /// which these pushes name them first.
 #[derive(Debug, Default)]
 pub(super) struct InOrder {
-    /// Indexes of the operation in a tick, of the push, and of its row.
+    /// Index of the operation in a tick.
     op: usize,
+    /// Index of the push.
     frame: usize,
+    /// Index of the row in the push.
     row: usize,
+    /// Count of the stepped rows; `None` before the first.
     steps: Option<Steps>,
 }
 
 impl Engine {
     /// Whether any of these pushes is of a table that outlives the process, so that a successor needs them.
+    /// False without a journal.
     pub(super) fn has_warm(&self, streams: &[Stream]) -> bool {
         let is_warm = |held: &Held| self.is_warm(held.header.table);
         self.journal.is_some()
@@ -130,8 +136,8 @@ impl Engine {
         table.is_some_and(|table| table.spec.durability == Durability::Warm)
     }
 
-    /// Notes in the redo area that the close of an iteration begins. If a crashed process had begun it,
-    /// continues at that position. No effect without a journal.
+    /// Notes in the redo area that the close of an iteration begins. If a crashed process had begun this close,
+    /// continues at the position of the crash. No effect without a journal.
     pub(super) fn begin_close(&mut self, job: DomainKey, iteration: u64) {
         if self.journal.is_none() {
             return;
@@ -164,9 +170,9 @@ impl Engine {
         self.pending.free_folded(job, iteration);
     }
 
-    /// Removes and returns the keys that the closing iteration deletes from a table, in descending order.
-    /// Empty if a crashed process has stepped rows of it: it had deleted all of them. Deletions that are
-    /// repeated before the first step change nothing.
+    /// Removes and returns the keys that the closing iteration deletes from a table, in descending order, each
+    /// once. Empty if a crashed process had stepped rows of the table: before the first step it had deleted all
+    /// keys. Deletions that are repeated before the first step change nothing.
     pub(super) fn due_deletions(&mut self, id: u32) -> Vec<u64> {
         let due = self.noted_deletions(id);
         match self.is_warm(id) && self.closing.rows_done(id) > 0 {
@@ -175,9 +181,10 @@ impl Engine {
         }
     }
 
-    /// Steps the rows of a table that outlives its process until `rows` are used up. The order is that in
-    /// which its pushes name them first. Returns true if all are stepped, and for every other table. Cost:
-    /// that of [`Self::step_rows`], and an index search for each row of each push.
+    /// Steps the rows of a table that outlives its process until `rows` is 0; subtracts the stepped rows from
+    /// `rows`. The order is that in which `pushes` name the rows first. Advances `at`. Returns true if all are
+    /// stepped, and for every other table. Cost: that of [`Self::step_rows`], and an index search for each row
+    /// of each push.
     pub(super) fn step_in_order(
         &mut self,
         ((id, iteration), pushes): ((u32, u64), [&[Held]; 2]),
@@ -236,7 +243,7 @@ impl Engine {
 
     /// Takes over the held pushes of a dead applier: reserves their sums, and queues the work that its
     /// clocks have left. `applied` has the number of the last counted frame of each session. Pushes of the
-    /// `lost` worker are dropped.
+    /// `lost` worker in iterations that it had not ended are dropped.
     ///
     /// # Errors
     /// [`ResumeError`] when they are damaged, or there is no memory for their sums.

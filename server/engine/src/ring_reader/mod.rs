@@ -51,7 +51,7 @@ pub enum RingError {
         /// The check that failed.
         why: FrameError,
     },
-    /// The frame carries the nonce of another session.
+    /// The frame carries the nonce of another session. Only where frames carry no checksum.
     #[error("frame at byte {at} carries session {session:#x}")]
     Session {
         /// Position in the ring's stream, in bytes.
@@ -59,7 +59,8 @@ pub enum RingError {
         /// Session in the frame's header.
         session: u64,
     },
-    /// The frame is longer than allowed, than the tail, or crosses the wrap point.
+    /// The frame is longer than allowed, ends behind the tail, or crosses the wrap point. Only where frames
+    /// carry no checksum.
     #[error("frame at byte {at} of {len} bytes does not fit")]
     Length {
         /// Position in the ring's stream, in bytes.
@@ -95,7 +96,7 @@ pub enum Next {
     /// Padding, or a frame that was applied before, was skipped. Reported one by one, so that a client that
     /// writes nothing else cannot keep its applier from the other rings.
     Skipped,
-    /// A complete frame; its payload is in the buffer.
+    /// A complete frame, by its header; its payload is in the buffer that the caller passed.
     Frame(FrameHeader),
 }
 
@@ -117,7 +118,7 @@ pub struct Ring {
     consumed: u64,
     /// Deadline for the frame below an accepted tail; set while the frame has not arrived.
     late: Option<Deadline>,
-    /// Number of frames that had not arrived when their tail had.
+    /// Number of frames that had not arrived when their tail was read.
     late_frames: u64,
     state: StateLine,
     published: StateLine,
@@ -151,7 +152,8 @@ pub struct RingOwner {
 }
 
 impl Ring {
-    /// Creates a ring at sequence number 0, with its status record in public memory.
+    /// Creates a ring at sequence number 0 and without a lane, with its status record in public memory. Sets the
+    /// tail of `inbox` to 0.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -172,7 +174,7 @@ impl Ring {
         }
     }
 
-    /// Creates a ring at the position of `state`, without a lane.
+    /// Creates a ring at the position of `state`, without a lane, and sets the tail of `inbox` to this position.
     fn at(
         owner: RingOwner,
         inbox: Inbox,
@@ -218,8 +220,8 @@ impl Ring {
 
     /// Resumes the rings of a dead applier, without lanes (connections). Each ring comes with the number of
     /// rows of its next frame that were applied before the crash: the caller must not apply these again.
-    /// `push` is the push that the applier began last, with its applied rows. `inbox` creates the inbox of a
-    /// ring from its record.
+    /// `push` is the push that the applier began last, with the number of its applied rows. `inbox` creates the
+    /// inbox of a ring from its record. For applier 0 the call also frees records that no applier had taken.
     ///
     /// # Errors
     /// [`ResumeError`] when a record is damaged or `inbox` fails.
@@ -295,9 +297,9 @@ impl Ring {
         &self.inbox
     }
 
-    /// Reads the next frame of the ring: checks its header and copies its payload into `payload`. The ring
+    /// Reads the next frame of the ring: checks its header and replaces `payload` by its payload. The ring
     /// does not advance over the frame before [`Ring::done`] or [`Ring::reject`]: until then each call
-    /// returns it again.
+    /// returns this frame again. Over padding and duplicates the ring advances here.
     ///
     /// # Errors
     /// `RingError`: the caller must end the session.
@@ -355,9 +357,10 @@ impl Ring {
         Ok(Next::Frame(header))
     }
 
-    /// Handles a tail with a frame that has not arrived: returns `Next::Empty`, or an error once the frame
-    /// is late by `FRAME_LATE_MAX`. The tail was written after the frame, on a connection that keeps order,
-    /// so that only the way from the device to memory is left. Cost: a reading of the clock.
+    /// Handles a tail with a frame that has not arrived: counts the frame as late at the first call, and
+    /// returns `Next::Empty`; an error once `FRAME_LATE_MAX` has passed since that call. The tail was written
+    /// after the frame, on a connection that keeps order, so that only the way from the device to memory is
+    /// left. Cost: a reading of the clock.
     fn not_yet(&mut self) -> Result<Next, RingError> {
         let at = self.consumed;
         self.late_frames += u64::from(self.late.is_none());
@@ -374,8 +377,9 @@ impl Ring {
         self.late_frames
     }
 
-    /// Returns the bytes that a frame takes in the ring, header included; `None` while it cannot be
-    /// complete yet.
+    /// Returns the bytes that a frame takes in the ring, header included. A header of another session or with
+    /// an impossible length gives `None` where frames carry a checksum, since the frame may still arrive, and
+    /// an error elsewhere.
     fn frame_len(&self, header: &FrameHeader, tail: u64) -> Result<Option<u64>, RingError> {
         let at = self.consumed;
         let ring = self.inbox.ring();
@@ -487,9 +491,9 @@ impl Ring {
         }
     }
 
-    /// Publishes the ring's state: in the status record in public memory and in the client's mailbox.
-    /// Returns false, and writes nothing, if it has not changed. The client reads the public record when
-    /// its mailbox shows no progress.
+    /// Publishes the ring's state: in the status record in public memory and, unless the lane is broken, in
+    /// the client's mailbox. Returns false, and writes nothing, if the state has not changed since the last
+    /// call. The client reads the public record when its mailbox shows no progress.
     ///
     /// # Errors
     /// [`LaneError`] when the lane has failed: the public record is written, the mailbox is not.
@@ -541,9 +545,9 @@ impl Ring {
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))
     }
 
-    /// Begins to end the lane, if there is one. Returns whether it has ended: nothing arrives in the inbox
-    /// any more (F11). Never blocks. The ring stays and continues on the next lane; [`Ring::release`] ends
-    /// both.
+    /// Begins to end the lane, if there is one. Returns whether the lane has ended, so that nothing arrives in
+    /// the inbox any more (F11); true without a lane. Never blocks: the caller asks again. The ring stays and
+    /// continues on the next lane; [`Ring::release`] ends both.
     pub fn end_port(&mut self) -> bool {
         if let Some(port) = self.port.take() {
             self.ending = Some(port);
@@ -563,8 +567,8 @@ impl Ring {
         }
     }
 
-    /// Removes the ring: ends its lane, and frees its public status record and the record for a successor of
-    /// this process. `memory` is the one that the ring was created in.
+    /// Removes the ring: begins to end its lane, without a wait for the end, and frees its public status record
+    /// and the record for a successor of this process. `memory` is the one that the ring was created in.
     ///
     /// # Errors
     /// None in practice: both records lie inside `memory`.

@@ -42,7 +42,7 @@ pub struct RingRecord {
     pub check_frames: bool,
     /// Size of the ring in bytes.
     pub ring_bytes: u64,
-    /// Offset of the status record in public memory.
+    /// Byte offset of the status record in public memory.
     pub(super) status_at: usize,
     /// Number of the ring's applier.
     pub(crate) applier: u32,
@@ -91,7 +91,7 @@ pub(super) struct KeptRing {
 }
 
 impl KeptRing {
-    /// Allocates a record. A successor ignores it before [`Self::begin`].
+    /// Allocates a record. Before [`Self::begin`] a successor takes over no ring from it, and frees it.
     pub(super) fn new(memory: &ServerMemory) -> Result<Self, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Session,
@@ -115,8 +115,8 @@ impl KeptRing {
             .store_line(0, &[a, b, c, d, e, f, checksum, 0]);
     }
 
-    /// Stores the progress of the ring, after a frame was applied or refused. Its last store, of the frame's
-    /// number, makes it valid for a successor.
+    /// Stores the progress of the ring, after a frame was applied or refused, over the older of its two entries.
+    /// The last store, of the frame's number, makes the entry valid for a successor.
     pub(super) fn count(&self, state: &StateLine) {
         if mutants::on(Mutant::AppliedNotRecorded) {
             return;
@@ -131,7 +131,7 @@ impl KeptRing {
     }
 
     /// Stores the read position behind a frame without an effect, a PAD or a duplicate. Clients write from a position
-    /// that the status record has: a successor must not begin before it.
+    /// that the status record has: a successor must not begin before this position.
     pub(super) fn skipped(&self, head_bytes: u64) {
         self.at(PROGRESS_AT + self.last(), 24).store(8, head_bytes);
         // SYNC: warm. The status record with the position is posted afterwards.
@@ -145,7 +145,8 @@ impl KeptRing {
             .store_line(0, &reject.to_line(session.0));
     }
 
-    /// Reads the progress of the ring: last applied frame, read position, number of refused frames.
+    /// Reads the progress of the ring: last applied frame, read position, number of refused frames. The durable
+    /// frame is the last applied one.
     pub(super) fn state(&self) -> StateLine {
         let words = self.at(PROGRESS_AT, LINE_BYTES).as_read();
         let slot = self.last();
@@ -167,8 +168,8 @@ impl KeptRing {
         }
     }
 
-    /// Reads the rejects that the client may not have seen, by sequence number. `applied` is the number of
-    /// the last applied frame.
+    /// Reads the rejects that the client may not have seen, those of the last `FRAMES_IN_FLIGHT_MAX` frames, in
+    /// ascending order of sequence numbers. `applied` is the number of the last applied or refused frame.
     pub(super) fn rejects(&self, session: SessionId, applied: u64) -> Vec<Reject> {
         let words = self.at(REJECTS_AT, BYTES - REJECTS_AT).as_read();
         let all = (0..words.len()).step_by(LINE_BYTES);
@@ -181,8 +182,8 @@ impl KeptRing {
         all
     }
 
-    /// Notes that the process died in frame `seq`, the next one, when its first `rows` rows were applied:
-    /// also a later process must skip them.
+    /// Notes that the process died in frame `seq`, the next one, when the frame's first `rows` rows were
+    /// applied: this process and later ones must skip these rows.
     pub(super) fn note_cut(&self, seq: u64, rows: u32) {
         self.at(CUT_AT, 8).store(0, pack(rows, seq as u32));
     }
@@ -209,7 +210,7 @@ impl KeptRing {
 }
 
 /// Finds the records of one applier's rings in the memory of a dead process, in ascending order of session
-/// numbers. With applier 0 it also frees the records of rings that no applier had taken yet.
+/// numbers. For applier 0 the call also frees the records of rings that no applier had taken yet.
 pub(super) fn rings_of(
     memory: &ServerMemory,
     applier: u32,

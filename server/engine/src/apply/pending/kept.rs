@@ -62,9 +62,9 @@ impl Pending {
         fence(Ordering::Release);
     }
 
-    /// Writes the header of a frame at offset `at`, in front of its payload, and then counts the frame:
-    /// `used` bytes of its page are in use. Release fences order the stores, so that a successor finds
-    /// complete frames only.
+    /// Writes the header of a frame at byte offset `at` of private memory, in front of its payload, and then
+    /// counts the frame: `used` bytes of its page are in use. Release fences order the stores, so that a
+    /// successor finds complete frames only.
     pub(super) fn keep_frame(&self, page: &Block, at: usize, used: usize, header: &FrameHeader) {
         self.words(at).store_line(0, &header.to_line());
         fence(Ordering::Release);
@@ -116,7 +116,7 @@ impl Pending {
         found.map_or(&[], Vec::as_slice)
     }
 
-    /// Frees the kept streams of an iteration that is closed.
+    /// Frees the kept streams of an iteration that is closed. No effect if there are none.
     pub(in crate::apply) fn free_folded(
         &mut self,
         DomainKey { namespace, domain }: DomainKey,
@@ -129,10 +129,11 @@ impl Pending {
 
     /// Finds the streams that a dead process held, in the pages of the server's memory. Drops streams that
     /// are not `open`, frames of tables that are not `known`, and frames that their ring has not counted.
-    /// `applied` has the number of the last counted frame of each session.
+    /// `applied` has the number of the last counted frame of each session; all frames of other sessions count.
+    /// A page with a damaged header becomes spare.
     ///
     /// # Errors
-    /// [`ResumeError`] when a page is damaged.
+    /// [`ResumeError`] when a frame in a page is damaged, or two pages of a stream have one number.
     pub(in crate::apply) fn resume(
         &mut self,
         applied: &BTreeMap<u64, u64>,
@@ -180,8 +181,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Returns the held frames of all streams of ticks that are not in the sums yet, by job, domain,
-    /// iteration and thread, then as pushed.
+    /// Returns the held frames of all streams of ticks that are not in the sums yet: sorted by job, domain,
+    /// iteration and thread, then in the order in which they were pushed.
     pub(in crate::apply) fn all_frames(&self) -> Vec<Held> {
         self.streams
             .values()
@@ -226,8 +227,8 @@ impl Pending {
         Some((key, number))
     }
 
-    /// Appends the frames of a page to its stream. Ends at a frame that its ring has not counted as applied,
-    /// and takes that frame off the page: its client sends it again.
+    /// Appends a page and its frames to a stream. Ends at a frame that its ring has not counted as applied, and
+    /// takes this frame off the page: its client sends the frame again.
     fn read_page(
         &self,
         stream: &mut Stream,

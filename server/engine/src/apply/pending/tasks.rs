@@ -12,8 +12,8 @@ use super::{Budget, Pending, Stream, StreamKey, cost};
 use crate::apply::Refusal;
 use crate::namespace::NamespaceId;
 
-/// Task number of held pushes for which the worker's TASK frame has not arrived yet. That frame has their
-/// delivery number, which the coordinator gave with the task. No delivery has this number.
+/// Task number of held pushes for which the worker's TASK frame has not arrived yet. The TASK frame brings their
+/// delivery number, which the coordinator gave with the task. No delivery has the number `OPEN_TASK`.
 pub(in crate::apply) const OPEN_TASK: u64 = u64::MAX;
 
 /// Key of the held pushes of one task: those for the ticks of one domain, or those that take effect when
@@ -38,8 +38,8 @@ impl TaskKey {
 }
 
 impl Pending {
-    /// Holds a push of an open task, one without a TASK frame yet: copies it out of its ring. All tasks of
-    /// the applier share one budget in bytes.
+    /// Holds a push of an open task (its TASK frame has not arrived): copies the push out of its ring. All tasks
+    /// of the applier share one budget in bytes.
     ///
     /// # Errors
     /// [`RejectReason::PendingFull`](tidewater_protocol::layout::reject::RejectReason::PendingFull) or `NoMemory`;
@@ -91,8 +91,9 @@ impl Pending {
         self.tasks.extract_if(range, |_, _| true).collect()
     }
 
-    /// Closes the open task of a thread: its held pushes belong to delivery number `task` from now on. Held
-    /// pushes of an earlier call with this number are dropped.
+    /// Closes the open task of a thread: its held pushes belong to delivery number `task` from now on. They
+    /// replace held pushes of an earlier call with this number that are for the same domain. No effect without
+    /// an open task.
     pub(in crate::apply) fn close_task(
         &mut self,
         namespace: NamespaceId,
@@ -165,7 +166,7 @@ impl Pending {
         self.streams.insert(to, open);
     }
 
-    /// Drops the frames of a stream that are not of finished tasks, and subtracts their bytes.
+    /// Drops the frames of a stream behind those that stay if the worker is lost, and subtracts their bytes.
     pub(super) fn keep_finished(&mut self, stream: &mut Stream) {
         let gone = stream.frames.drain(stream.kept..);
         let bytes = gone
