@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tidewater::{JoinOptions, SyncMode, TableBuilder};
+use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
 
 use crate::proc::Process;
@@ -190,6 +192,50 @@ fn stopped_rank_is_awaited_in_every_format() {
         !service.job_file().exists(),
         "the file is removed at the end"
     );
+}
+
+/// A status names observers as such, and disturbs no server: a server whose answer did not pass its own check of ranks
+/// left its job.
+#[test]
+fn observers_are_listed_and_nothing_ends() {
+    let mut service = Service::published(&["--metrics", "127.0.0.1:0"]);
+    let options = JoinOptions {
+        job_file: Some(service.job_file().to_owned()),
+        namespace: Some("watched".into()),
+        workers: Some(1),
+        rank: Some(0),
+        ..Default::default()
+    };
+    let job = options.join_from_vars([]).unwrap().into_job().unwrap();
+    let mut worker = job.client(SyncMode::Bsp).unwrap();
+    worker.set_timeout(LIMIT);
+    let spec = TableBuilder::sparse::<i64>("t", 1);
+    let table = worker.create_table::<i64>(spec.spec()).unwrap();
+    let observers = [(); 2].map(|()| job.observer().unwrap());
+    let report = json(&service);
+    let servers = report["servers"].as_array().unwrap();
+    assert_eq!(servers.len(), 2);
+    for server in servers {
+        assert_eq!(server["error"], Value::Null, "{report:#}");
+        let sessions = server["sessions"].as_array().unwrap();
+        let of = |role: &str| -> Vec<u64> {
+            let mine = sessions.iter().filter(|session| session["role"] == role);
+            mine.map(|session| session["rank"].as_u64().unwrap())
+                .collect()
+        };
+        assert_eq!((of("worker"), of("observer")), (vec![0], vec![0, 1]));
+    }
+    let samples = parse(&scraped(&service));
+    assert_eq!(samples["tidewater_session_connected"].len(), 6);
+    let text = status(&service, &[]);
+    assert!(text.contains("\"watched\" observer 1 by"), "{text}");
+    let pushed = worker.push_rows(&table, &[1], &[5], PushOp::Sum).unwrap();
+    worker.wait_applied(&pushed).unwrap();
+    for observer in observers {
+        observer.finish().unwrap();
+    }
+    worker.finish().unwrap();
+    service.ends();
 }
 
 /// A file of a coordinator that has ended, or was replaced at its address, is an error that names the

@@ -193,7 +193,7 @@ pub struct ServerReport {
     pub connections: u64,
     /// Its appliers, in ascending order of number.
     pub appliers: Vec<ApplierReport>,
-    /// Its sessions: the carrier of each pair of worker and server.
+    /// Its sessions: the carrier of each pair of a worker's thread, or of an observer, and the server.
     pub sessions: Vec<SessionReport>,
     /// Sessions that are not listed.
     pub sessions_left_out: u64,
@@ -227,14 +227,16 @@ pub struct ApplierReport {
     pub late_frames: u64,
 }
 
-/// One pair of a worker's thread and a server.
+/// One pair of a worker's thread, or of an observer, and a server.
 #[derive(Debug, Clone, Serialize)]
 pub struct SessionReport {
     /// Namespace of the job.
     pub namespace: String,
-    /// Rank of the worker.
+    /// `worker` or `observer`.
+    pub role: &'static str,
+    /// Rank of the worker, or number of the observer.
     pub rank: u32,
-    /// Number of the thread in its worker.
+    /// Number of the thread in its worker; 0 of an observer.
     pub thread: u32,
     /// Carrier of its lanes: `shm`, `tcp` or `verbs`.
     pub carrier: &'static str,
@@ -520,7 +522,11 @@ impl ServerReport {
         });
         let sessions = status.sessions.into_iter().map(|session| SessionReport {
             namespace: session.namespace,
-            rank: session.worker.0,
+            role: match session.worker.observer() {
+                None => "worker",
+                Some(_) => "observer",
+            },
+            rank: session.worker.observer().unwrap_or(session.worker.0),
             thread: session.thread,
             carrier: match session.transport {
                 Transport::Shm => "shm",

@@ -315,6 +315,7 @@ fn servers(page: &mut Page, report: &Report) {
                 let labels: Labels<'_> = &[
                     ("server", &server.server),
                     ("namespace", &session.namespace),
+                    ("role", &session.role),
                     ("rank", &session.rank),
                     ("thread", &session.thread),
                     ("carrier", &session.carrier),

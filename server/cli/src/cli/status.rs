@@ -268,8 +268,12 @@ fn servers(out: &mut String, report: &Report) {
             };
             let _ = writeln!(
                 out,
-                "  \"{}\" rank {}{thread} by {} ({}){}: {} refused frames, {} cuts, {} recoveries",
+                "  \"{}\" {} {}{thread} by {} ({}){}: {} refused frames, {} cuts, {} recoveries",
                 session.namespace,
+                match session.role {
+                    "worker" => "rank",
+                    role => role,
+                },
                 session.rank,
                 session.carrier,
                 session.reason,

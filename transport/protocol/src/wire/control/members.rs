@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, DomainId, Incarnation, ServerId, WorkerId};
 use crate::limits::{
-    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX,
+    ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, OBSERVERS_MAX, SERVERS_MAX,
     TABLE_NAME_BYTES_MAX, TEXT_BYTES_MAX, UNIX_NAME_BYTES_MAX, WORKER_THREADS_MAX, WORKERS_MAX,
 };
 use crate::placement::Owner;
@@ -250,6 +250,12 @@ pub(super) fn applier_id(id: ApplierId) -> Result<(), WireError> {
         u64::from(id.0),
         u64::from(APPLIERS_MAX) - 1,
     )
+}
+
+/// Checks the rank of a session: that of a worker or an observer.
+pub(super) fn session_rank(id: WorkerId) -> Result<(), WireError> {
+    let most = u64::from(WORKERS_MAX) + u64::from(OBSERVERS_MAX) - 1;
+    at_most("rank of a session", u64::from(id.0), most)
 }
 
 pub(super) fn worker_id(id: WorkerId) -> Result<(), WireError> {

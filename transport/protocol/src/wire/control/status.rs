@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::members::{
-    Members, WorkerMember, applier_id, domain_id, server_id, thread_number, worker_id,
+    Members, WorkerMember, applier_id, domain_id, server_id, session_rank, thread_number, worker_id,
 };
 use super::server::Transport;
 use super::tasks::QueueSummary;
@@ -120,9 +120,9 @@ pub struct ApplierStatus {
 pub struct SessionStatus {
     /// Namespace of the job.
     pub namespace: String,
-    /// Rank of the worker.
+    /// Rank of the worker, or of an observer ([`WorkerId::of_observer`]).
     pub worker: WorkerId,
-    /// Number of the thread in its worker.
+    /// Number of the thread in its worker; 0 of an observer.
     pub thread: u32,
     /// Transport (carrier) of the session's lanes.
     pub transport: Transport,
@@ -200,7 +200,7 @@ impl ServerStatus {
         for session in &self.sessions {
             name_at_most("namespace", &session.namespace, NAMESPACE_BYTES_MAX)?;
             text_at_most("reason", &session.reason, STATUS_TEXT_BYTES_MAX)?;
-            worker_id(session.worker)?;
+            session_rank(session.worker)?;
             thread_number(session.thread)?;
         }
         self.clocks.iter().try_for_each(|clock| {
