@@ -369,21 +369,23 @@ impl TcpClientLane {
 
     /// Blocks until `len` more bytes of output fit [`LANE_OUT_BYTES`]: sends pending output. Receives
     /// meanwhile, so that two full ends never wait for each other. Fails with [`LaneError::Deadline`]
-    /// once [`DATA_DEADLINE`] has passed and nothing moves.
+    /// when no byte was sent for [`DATA_DEADLINE`], whatever the server sends.
     pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
         }
-        let deadline = Deadline::after(DATA_DEADLINE);
+        let mut deadline = Deadline::after(DATA_DEADLINE);
         loop {
-            let moved = self.send()?;
+            let sent = self.send()?;
             if self.out.len() + len <= LANE_OUT_BYTES {
                 return Ok(());
             }
-            if !self.receive(&mut None)? && !moved {
-                if deadline.passed() {
-                    return Err(self.late());
-                }
+            if sent {
+                deadline = Deadline::after(DATA_DEADLINE);
+            } else if deadline.passed() {
+                return Err(self.late());
+            }
+            if !self.receive(&mut None)? && !sent {
                 self.sleep(deadline);
             }
         }
@@ -410,10 +412,10 @@ impl TcpClientLane {
 
     /// Sends a write (`header`, then `bytes`) behind pending output, straight from the caller's memory.
     /// Copies only the part that the socket does not take now. Blocks while that part does not fit the
-    /// output buffer; fails with [`LaneError::Deadline`] once [`DATA_DEADLINE`] has passed and nothing
-    /// moves.
+    /// output buffer; fails with [`LaneError::Deadline`] when no byte was sent for [`DATA_DEADLINE`],
+    /// whatever the server sends.
     fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
-        let deadline = Deadline::after(DATA_DEADLINE);
+        let mut deadline = Deadline::after(DATA_DEADLINE);
         let (mut header, mut bytes) = (header, bytes);
         loop {
             let Some(socket) = &self.socket else {
@@ -437,10 +439,12 @@ impl TcpClientLane {
                 self.out.push(bytes);
                 return Ok(());
             }
+            if sent > 0 {
+                deadline = Deadline::after(DATA_DEADLINE);
+            } else if deadline.passed() {
+                return Err(self.late());
+            }
             if !self.receive(&mut None)? && sent == 0 {
-                if deadline.passed() {
-                    return Err(self.late());
-                }
                 // The rest does not fit the buffer, so room in the socket matters too.
                 if let Some(socket) = &self.socket {
                     socket.sleep(true, deadline);

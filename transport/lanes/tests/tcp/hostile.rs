@@ -2,8 +2,11 @@
 
 use std::io::Write;
 use std::net::Shutdown;
+use std::time::Duration;
 
-use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadBatch, ServerLane};
+use tidewater_lanes::fabric::{
+    ClientLane, INBOX_KEY, LaneError, ReadBatch, RemoteAddr, ServerLane,
+};
 use tidewater_lanes::tcp::op::{Entry, Reply, Request};
 
 use crate::faults::{lane_over, port_over, sockets};
@@ -133,4 +136,33 @@ fn hostile_servers_cannot_harm_a_lane() {
         }
     }
     assert!(noticed > 500, "{noticed} of 1500 were noticed");
+}
+
+/// A server that goes on to post but takes no byte: writes of either size end at the deadline of data, 30 s, and posts
+/// that come meanwhile put it off no further.
+#[test]
+fn f12_writes_to_a_server_that_only_posts_end() {
+    let write = |bytes: usize| {
+        let (client, mut server) = sockets();
+        let post = [&Reply::Mailbox { at: 0, len: 8 }.to_bytes()[..], &[0; 8]].concat();
+        std::thread::spawn(move || {
+            while server.write_all(&post).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let (mut lane, _near) = lane_over(client);
+        let at = RemoteAddr {
+            key: INBOX_KEY,
+            addr: 0,
+        };
+        // More than the sockets and the lane hold.
+        (0..1 << 20).find_map(|_| lane.write(at, &vec![0; bytes]).err())
+    };
+    std::thread::scope(|scope| {
+        let writers = [1 << 10, 1 << 20].map(|bytes| scope.spawn(move || write(bytes)));
+        for writer in writers {
+            let error = writer.join().unwrap().expect("no byte is taken");
+            assert!(matches!(error, LaneError::Deadline { .. }), "{error:?}");
+        }
+    });
 }
