@@ -318,14 +318,18 @@ impl Drop for Cluster {
 }
 
 /// Host part of `advertise` (`HOST:PORT` or a host alone), for the servers, which listen on ports of their own.
-/// `None` without `advertise`.
+/// An IPv6 address with a port is in brackets, one alone may be. `None` without `advertise`.
 fn host_of(advertise: Option<&str>) -> Option<String> {
     let advertised = advertise?;
     let is_port = |port: &str| port.parse::<u16>().is_ok();
-    let host = advertised
-        .rsplit_once(':')
-        .filter(|(_, port)| is_port(port))
-        .map_or(advertised, |(h, _)| h);
+    let in_brackets = advertised
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'));
+    let host = match (in_brackets, advertised.rsplit_once(':')) {
+        (Some((host, _)), _) => host,
+        (None, Some((host, port))) if !host.contains(':') && is_port(port) => host,
+        _ => advertised,
+    };
     Some(host.to_owned())
 }
 
@@ -336,4 +340,24 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 
 fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {
     move |source| ClusterError::System { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host_of;
+
+    #[test]
+    fn host_is_what_is_not_a_port() {
+        for (advertised, host) in [
+            ("node1", "node1"),
+            ("node1:7077", "node1"),
+            ("10.0.0.1:7077", "10.0.0.1"),
+            ("fe80::1", "fe80::1"),
+            ("[fe80::1]", "fe80::1"),
+            ("[fe80::1]:7077", "fe80::1"),
+        ] {
+            assert_eq!(host_of(Some(advertised)).as_deref(), Some(host));
+        }
+        assert_eq!(host_of(None), None);
+    }
 }

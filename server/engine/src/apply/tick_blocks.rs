@@ -336,9 +336,9 @@ impl Engine {
         let Sums::Blocks(sums) = sums else {
             unreachable!("table {id} is by ranges and has sums of rows");
         };
-        sums.reserve(order)?;
-        let staged = sums.bytes();
-        self.pending.reserve(staged)
+        // First the pages: with memory for its sums, an operation counts as reserved.
+        self.pending.reserve(sums.bytes())?;
+        sums.reserve(order)
     }
 
     fn step_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) -> Result<(), BlocksError> {

@@ -591,7 +591,7 @@ impl Coordinator {
             _ => BTreeSet::new(),
         };
         let is_of = |purpose: Purpose| match purpose {
-            Purpose::Save(of) | Purpose::Load(of) => of == op,
+            Purpose::HoldForSave(of) | Purpose::Save(of) | Purpose::Load(of) => of == op,
             Purpose::Create(table) => making.contains(&table),
             _ => false,
         };

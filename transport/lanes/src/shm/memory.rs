@@ -218,7 +218,7 @@ impl SessionMemory {
             .iter()
             .map(BorrowedFd::try_clone_to_owned)
             .collect();
-        attach(&self.numbers(), fds.map_err(ShmError::Waker)?, peer)
+        attach(&self.numbers(), fds.map_err(ShmError::Duplicate)?, peer)
     }
 }
 

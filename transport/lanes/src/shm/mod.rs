@@ -70,8 +70,10 @@ pub enum ShmError {
         /// Condition that the value violates.
         must: &'static str,
     },
-    /// A waker descriptor is not an eventfd, or `/proc` is not mounted; or a descriptor could not be
-    /// duplicated for a client in the server's process.
+    /// A descriptor could not be duplicated for a client in the server's process.
+    #[error("descriptors of the session: {0}; raise the limit of open files (ulimit -n)")]
+    Duplicate(#[source] std::io::Error),
+    /// A waker descriptor is not an eventfd, or `/proc` is not mounted.
     #[error("waker: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Waker(#[source] std::io::Error),
 }
