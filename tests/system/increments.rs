@@ -66,6 +66,10 @@ fn changing_worker() {
     let stop = PathBuf::from(std::env::var_os(STOP).unwrap());
     let job = JoinOptions::default().join().unwrap().into_job().unwrap();
     let mut client = job.client(SyncMode::Bsp).unwrap();
+    let sibling = client.sibling().unwrap();
+    assert!(sibling.has_checkpoints() && client.has_checkpoints());
+    assert_eq!(sibling.resumed().is_some(), client.resumed().is_some());
+    sibling.finish().unwrap();
     let spec = TableBuilder::sparse::<i64>("rows", DIM as u32).at_clock(Reduce::Sum);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     let position = client.position().unwrap();

@@ -36,7 +36,8 @@ impl Client {
         self.resume.resumed = resumed;
     }
 
-    /// Whether the job takes checkpoints (`tidewater run --checkpoint DIR`).
+    /// Whether the job takes checkpoints (`tidewater run --checkpoint DIR`). A client from [`Client::from_parts`] returns
+    /// false.
     pub const fn has_checkpoints(&self) -> bool {
         self.resume.has_checkpoints
     }

@@ -547,6 +547,7 @@ impl Client {
         let mut sibling = Self::of_thread(guard, servers, parker, self.workers, clock)?;
         sibling.timeout = self.timeout;
         sibling.feedback.bytes_max = self.feedback.bytes_max;
+        sibling.continues(self.has_checkpoints(), self.resumed().cloned());
         // From the first frame on: an applier that has it waits for this thread.
         sibling.guard.joined = true;
         sibling.clock.join(&mut sibling.lanes, deadline)?;
