@@ -3,10 +3,11 @@
 # the same test passes without it. A suite that cannot find these would not find a real one.
 #
 # A test runs alone in its process: once without a mutant, then once with each of its own. JOBS tests run side by side,
-# except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence two for each core.
+# except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence four
+# for each core.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/mutants.sh
-JOBS=$((2 * $(nproc)))
+JOBS=$((4 * $(nproc)))
 TEST_SECONDS=120 # a test that hangs has not caught the defect
 TESTS=()           # crate, target and test, each once, in the order of the table
 declare -A ROWS_OF # a test's rows of the table
@@ -122,9 +123,14 @@ for test in "${TESTS[@]}"; do
     if runs_alone "$test"; then (check_test "$test"); fi
 done
 print_rows
-running=0
+# Unit tests come last: the long waits are in the others.
+others=() units=()
 for test in "${TESTS[@]}"; do
-    ! runs_alone "$test" || continue
+    if runs_alone "$test"; then continue; fi
+    if [[ $test == *" lib "* ]]; then units+=("$test"); else others+=("$test"); fi
+done
+running=0
+for test in "${others[@]}" "${units[@]}"; do
     if ((running == JOBS)); then
         wait -n || true
         running=$((running - 1))
