@@ -363,7 +363,8 @@ impl WorkerClock {
         self.refused(lanes)
     }
 
-    /// Whether [`Self::finish`] has built the final CLOCK frame: this thread has left its domains.
+    /// Whether [`Self::finish`] has built the final CLOCK frame, by which this thread leaves its domains. It may be
+    /// unsent.
     pub(crate) const fn is_finished(&self) -> bool {
         self.finished
     }

@@ -342,8 +342,9 @@ pub trait ClientLane: Send {
     /// `DATA_DEADLINE` (30 s) at most.
     ///
     /// # Errors
-    /// [`LaneError`]; outside the inbox `LaneError::Access`, perhaps of a later call, which breaks the
-    /// lane (F09).
+    /// [`LaneError`]. For a place outside the inbox or no multiple of 8, `Access`, perhaps of a later call
+    /// (F09). `Deadline` if no room comes. Both break the lane. `Usage` for more bytes than the transport
+    /// takes in one write.
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
     /// Writes at most [`SIGNAL_BYTES_MAX`] bytes to the client's inbox, as `ClientLane::write` does,

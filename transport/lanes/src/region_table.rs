@@ -195,7 +195,8 @@ pub struct RegionTable {
 }
 
 /// A registrar that is attached to the table. It is not ready while `RegionTable::attach` still
-/// registers the older entries with it.
+/// registers the older entries with it. New entries are registered with it all the same; if it refuses
+/// one then, `attach` fails and not the entry.
 #[derive(Debug)]
 struct Attached {
     registrar: Weak<dyn Registrar>,

@@ -100,7 +100,8 @@ struct Outcome {
     /// Acknowledged pushes, or steps, that were lost, as the durability level allows; `None` if none may be.
     lost: Option<u64>,
     broken: Option<String>,
-    /// Whether the cluster is over, as promised.
+    /// Whether the fault is one that ends the cluster: no ledger check and no further fault follow. If the cluster did
+    /// not end as promised, `broken` says why.
     ended: bool,
 }
 

@@ -182,7 +182,8 @@ fn count_of(text: &str) -> Option<u64> {
     line.split(',').next()?.trim().parse().ok()
 }
 
-/// Creates and returns a folder of this process for small files.
+/// Creates and returns a folder of this process for small files. Returns the path also if the folder cannot be
+/// created.
 pub(super) fn scratch() -> PathBuf {
     let dir = std::env::temp_dir().join(format!("tidewater-bench-{}", std::process::id()));
     // If the folder cannot be created, the later write fails and reports it.

@@ -94,13 +94,14 @@ impl Client {
     }
 
     /// Starts a pull of `count` elements of a range table, from element `first` on; [`Client::finish_pull`]
-    /// waits for it. Its reads, up to 4 MiB of a lane and 16 MiB of all lanes (of more than 64 lanes: 256 KiB of
-    /// each), travel while the program goes on and bring what the table holds at some time before the end of
-    /// `finish_pull`: each block is one committed version. What is longer, ranges of tables with snapshots, and
-    /// the mode `Gather` are read when the pull is finished.
+    /// waits for it. Under BSP and SSP it first waits for the clock. Its reads, up to 4 MiB of a lane and 16 MiB of
+    /// all lanes (of more than 64 lanes: 256 KiB of each), travel while the program goes on and bring what the table
+    /// holds at some time before the end of `finish_pull`: each block is one committed version. The rest of a longer
+    /// range, ranges of tables with snapshots, and the mode `Gather` are read when the pull is finished.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a table of rows, a range that is not in the table, or too many pulls under way.
+    /// [`ClientError::Argument`] for a table of rows, a range that is not in the table, or too many pulls under way; a
+    /// deadline of the clock.
     ///
     /// # Examples
     /// ```

@@ -34,8 +34,8 @@ impl Expiry {
         })
     }
 
-    /// Private bytes of a row: its optimizer state, and its stamp if rows expire after `after` ticks (0:
-    /// never).
+    /// Private bytes of a row: its optimizer state, and if rows expire after `after` ticks (0: never), padding
+    /// to a multiple of 8 and the stamp.
     pub(super) fn private_bytes(after: u32, state_bytes: usize) -> usize {
         match after {
             0 => state_bytes,

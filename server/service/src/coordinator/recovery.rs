@@ -131,7 +131,7 @@ impl Coordinator {
         self.answer(asker, answer_of(outcome));
     }
 
-    /// Records for the journal the answer to a request of the worker of a rank. Sends nothing.
+    /// Records for the journal, if there is one, the answer to a request of the worker of a rank. Sends nothing.
     pub(super) fn keep_answer(&mut self, namespace: String, rank: WorkerId, answered: Answered) {
         if !mutants::on(Mutant::BarrierAnswersForgotten) {
             self.note_change(|| Change::Answered(namespace, rank, answered));

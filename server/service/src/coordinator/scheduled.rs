@@ -32,8 +32,8 @@ impl Coordinator {
         self.actions.push(Action::Membership(event.line(namespace)));
     }
 
-    /// Checks that the schedule, if there is one, has a stay (a join-to-leave interval) left for the rank of a
-    /// connecting worker. Refuses the worker otherwise.
+    /// Checks that the schedule, if there is one, has a stay (a join-to-leave interval) left for the namespace and
+    /// rank of a connecting worker. Refuses the worker otherwise, also one that claims no rank.
     pub(super) fn check_scheduled(&self, hello: &Hello) -> Result<(), Refusal> {
         let Some(schedule) = &self.schedule else {
             return Ok(());

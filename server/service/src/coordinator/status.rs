@@ -122,7 +122,7 @@ impl Coordinator {
         absent.collect()
     }
 
-    /// Status of a job with at most `room` workers. Lowers `room` by the number of listed workers.
+    /// Status of a job with at most `room` workers, without its queues. Lowers `room` by the number of listed workers.
     fn job_status(&self, name: &str, job: &Job, room: &mut usize) -> JobStatus {
         let mut workers = job.members();
         let left_out = workers.len().saturating_sub(*room);

@@ -227,10 +227,10 @@ impl Enlisted {
         Ok(())
     }
 
-    /// Lets a job's held (stopped) clocks advance, with the new member `admitted` if there is one; or adds a
-    /// scheduled stay (join-to-leave interval). First removes an earlier member of the rank if the clocks were
-    /// held. Skips orders that a restarted coordinator repeats, and does nothing without a hold, an adopted
-    /// table or a new member.
+    /// Lets a job's held (stopped) clocks advance, with the new member `admitted` if there is one. A new member
+    /// without a hold is a scheduled stay (join-to-leave interval), and is added. After a hold, first removes an
+    /// earlier member of the rank. Skips orders that a restarted coordinator repeats. Does nothing if there is
+    /// no hold, no adopted table and no new member.
     fn admit(
         &mut self,
         node: &dyn Orders,
@@ -312,7 +312,7 @@ impl Enlisted {
     }
 }
 
-/// Carries out an order about workers: their loss, their clocks, or a finished task.
+/// Carries out an order about workers: their loss, their clocks, or a finished task. Panics for any other order.
 fn about_workers(node: &dyn Orders, order: Command) -> Result<CommandReply, Refusal> {
     match order {
         Command::LoseWorker { namespace, worker } => node

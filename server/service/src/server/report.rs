@@ -63,8 +63,8 @@ impl ServerHandle {
         }
     }
 
-    /// Lowest clock of each worker thread over the appliers that have answered, the slowest first, at most
-    /// `STATUS_ROWS_MAX`, and the number left out. Threads that such an applier has removed are skipped.
+    /// Lowest clock of each worker thread in each domain over the appliers that have answered, the slowest first, at
+    /// most `STATUS_ROWS_MAX`, and the number left out. Skips threads that one of these appliers does not have.
     fn clocks_of(&self, reports: &[Option<ApplierReport>]) -> (Vec<ClockStatus>, u64) {
         let answered: Vec<&ApplierReport> = reports.iter().flatten().collect();
         let mut least: BTreeMap<(NamespaceId, DomainId, WorkerThread), (usize, u64)> =

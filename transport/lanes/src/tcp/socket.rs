@@ -77,15 +77,16 @@ impl Socket {
         self.readiness.set(true);
     }
 
-    /// Returns whether the next receive call may be skipped, and counts it if so. True for
-    /// [`LOOKS_SKIPPED_MAX`] calls in a row, while the socket was empty and the reactor's sleeps report
-    /// no input. The call after them looks at all sockets at once if the thread has many, and is skipped
-    /// too if this one has no input: an applier does not make a call for each of 200 silent clients.
+    /// Returns whether the next receive call may be skipped. True while the socket was empty and the
+    /// reactor's sleeps report no input, for [`LOOKS_SKIPPED_MAX`] calls in a row; each sleep in between
+    /// begins the count again. The call after them looks at all sockets at once if the thread has many, and
+    /// is skipped too if this one has no input: an applier does not make a call for each of 200 silent
+    /// clients.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
             true => self.skipped.get(),
-            // Each sleep reports readiness again: a thread that sleeps between its polls skips none.
+            // Each sleep has reported readiness again, so the count begins anew.
             false => 0,
         };
         if self.readiness.is_readable() {

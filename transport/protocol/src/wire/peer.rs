@@ -73,7 +73,7 @@ impl ControlPeer {
         self.handshake.is_none()
     }
 
-    /// Copies as many received bytes as fit into the buffer, and returns their number, which may be 0. Call
+    /// Copies as many received bytes as fit into the buffer, and returns their number: 0 if the buffer is full. Call
     /// [`Self::next`] until it returns `None`, then feed the rest.
     #[must_use = "bytes that were not taken must be fed again"]
     pub fn feed(&mut self, bytes: &[u8]) -> usize {

@@ -189,7 +189,8 @@ pub enum TaskRequest {
     Open {
         /// Definition of the queue.
         spec: QueueSpec,
-        /// The data of a new queue, ignored if the queue exists; `None` to find the queue without making it.
+        /// The data of a new queue, ignored if the queue exists. `None` only finds the queue; if there is none, the answer
+        /// is `Queue(None)`.
         shards: Option<Vec<TaskShard>>,
     },
     /// Asks for a task. Answer: [`TaskAnswer::Task`], [`TaskAnswer::Wait`], or [`TaskAnswer::Over`].

@@ -139,7 +139,8 @@ pub struct VerbsConnect {
     pub nonce: u64,
     /// Client end of the lane.
     pub end: VerbsEnd,
-    /// Mailbox of the lane, for the server to write; its key is an rkey, its length that of the lane's ring size.
+    /// Mailbox of the lane, for the server to write. Its key is an rkey; its length follows from the lane's ring size
+    /// ([`mailbox_bytes`]).
     pub mailbox: Remote,
     /// Whether the client asks for atomics on the server's counters: pushes are counted, and the client's device has
     /// atomics.
