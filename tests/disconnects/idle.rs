@@ -57,7 +57,7 @@ fn live_on(rig: &Rig, rank: u32, habit: Habit) {
     let proxy = Gateway::to(&member.endpoints.tcp);
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, rank);
-    config.transport = crate::rig::BOTH[1];
+    config.transport = tidewater_testkit::sockets::BOTH[1];
     let mut client = rig.client_with(&member, &config, SyncMode::Ssp(1)).unwrap();
     let longer = Duration::from_secs(4);
     client.set_clock_timeout(longer);
@@ -87,7 +87,7 @@ fn a_client_whose_session_has_ended_is_told_so() {
     let unix = UnixProxy::to(&member.endpoints.unix);
     member.endpoints.tcp.clone_from(&tcp.address);
     member.endpoints.unix.clone_from(&unix.name);
-    for (rank, transport) in (0..).zip(*crate::rig::BOTH) {
+    for (rank, transport) in (0..).zip(*tidewater_testkit::sockets::BOTH) {
         for habit in ["push", "pull", "wait"] {
             let config = ConnectConfig {
                 transport,

@@ -18,7 +18,7 @@ use tidewater_testkit::proxy::Gateway;
 use tidewater_testkit::sockets::{BOTH, CLUSTER, Rig, alone, config, info, soon, token, wait};
 
 /// Pushes ones while `cut` cuts connections; every push counts once.
-fn ledger(cut: impl Fn(&Proxy, u32)) {
+fn ledger(cut: impl Fn(&Gateway, u32)) {
     let rig = Rig::start();
     let mut member = rig.member();
     let proxy = Gateway::to(&member.endpoints.tcp);

@@ -218,7 +218,7 @@ fn clocks_name_who_is_awaited() {
     let mut client = rig.client(BOTH[0], 2);
     client.tick().unwrap();
     let (mut link, _lanes) = rig.link(&ConnectConfig::new(token(), CLUSTER, 3)).unwrap();
-    crate::rig::wait(
+    tidewater_testkit::sockets::wait(
         || {
             let workers = link.clocks(DomainId(0), soon()).unwrap();
             assert_eq!(workers.len(), 4);

@@ -66,7 +66,7 @@ fn changing_worker() {
     let stop = PathBuf::from(std::env::var_os(STOP).unwrap());
     let job = JoinOptions::default().join().unwrap().into_job().unwrap();
     let mut client = job.client(SyncMode::Bsp).unwrap();
-    let sibling = client.sibling().unwrap();
+    let mut sibling = client.sibling().unwrap();
     assert!(sibling.has_checkpoints() && client.has_checkpoints());
     assert_eq!(sibling.resumed().is_some(), client.resumed().is_some());
     sibling.finish().unwrap();

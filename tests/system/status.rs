@@ -231,7 +231,7 @@ fn observers_are_listed_and_nothing_ends() {
     assert!(text.contains("\"watched\" observer 1 by"), "{text}");
     let pushed = worker.push_rows(&table, &[1], &[5], PushOp::Sum).unwrap();
     worker.wait_applied(&pushed).unwrap();
-    for observer in observers {
+    for mut observer in observers {
         observer.finish().unwrap();
     }
     worker.finish().unwrap();
@@ -252,14 +252,14 @@ fn stale_job_file_names_both_coordinators() {
     fs::copy(service.job_file(), &file).unwrap();
     let says = |from: &str, to: &str, what: &str| {
         fs::write(&file, good.replace(from, to)).unwrap();
-        let options = tidewater::JoinOptions {
+        let options = JoinOptions {
             job_file: Some(file.clone()),
             workers: Some(1),
             rank: Some(0),
             ..Default::default()
         };
         let job = options.join_from_vars([]).unwrap().into_job().unwrap();
-        let error = job.client(tidewater::SyncMode::Bsp).unwrap_err();
+        let error = job.client(SyncMode::Bsp).unwrap_err();
         assert!(
             matches!(error, tidewater::ClientError::JobFile(_)),
             "{error:?}"

@@ -106,6 +106,9 @@ impl Rig {
     }
 
     /// Opens the session of a client thread, without a client.
+    ///
+    /// # Errors
+    /// The refusal of the server, or that it does not answer.
     pub fn link(
         &self,
         config: &ConnectConfig,
@@ -123,6 +126,9 @@ impl Rig {
     }
 
     /// Connects a client in mode ASP to the server at these addresses, which may be those of a proxy.
+    ///
+    /// # Errors
+    /// The refusal of the server, or that it does not answer.
     pub fn client_at(
         &self,
         at: &ServerMember,
@@ -132,6 +138,9 @@ impl Rig {
     }
 
     /// Connects a client to the server at these addresses, which may be those of a proxy.
+    ///
+    /// # Errors
+    /// The refusal of the server, or that it does not answer.
     pub fn client_with(
         &self,
         at: &ServerMember,

@@ -126,8 +126,8 @@ fn scale(comparison: &mut Comparison<'_>, id: &str, part: u64) -> Result<(), Ben
 }
 
 /// Contest of steps a second against the memory-bandwidth bound. A step is, in copies of the table: W pulls, W
-/// pushes into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters: (W
-/// + 2) / 2 copies. The speed is that of [`dense_threads`] copying threads. Contests of bare steps against
+/// pushes into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters:
+/// `(W + 2) / 2` copies. The speed is that of [`dense_threads`] copying threads. Contests of bare steps against
 /// this bound run first.
 fn dense_step(comparison: &mut Comparison<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
