@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(rounds(&[Cpu; 3], 2), [vec![0, 1], vec![2]]);
         assert_eq!(
             rounds(&[Cpu, Wait, Wait, Wait, Wait, Wait], 2),
-            [vec![0, 1, 2, 3, 4], vec![5]]
+            [vec![0, 1, 2, 3, 4, 5]]
         );
     }
 
@@ -100,7 +100,10 @@ mod tests {
 
     #[test]
     fn jobs_run_one_at_a_time_next_to_others() {
-        assert_eq!(rounds(&[Job, Job, Cpu], 2), [vec![0, 2], vec![1]]);
+        assert_eq!(
+            rounds(&[Job, Job, Cpu, Cpu, Cpu], 2),
+            [vec![0, 2, 3], vec![1, 4]]
+        );
         assert_eq!(rounds(&[Job, Cpu], 1), [vec![0], vec![1]]);
     }
 
