@@ -3,11 +3,11 @@
 # the same test passes without it. A suite that cannot find these would not find a real one.
 #
 # A test runs alone in its process: once without a mutant, then once with each of its own. JOBS tests run side by side,
-# except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence four
-# for each core.
+# except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence six
+# for each core. Those of class clock come last: another stage may run beside the first ones.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/mutants.sh
-JOBS=$((4 * $(nproc)))
+JOBS=$((6 * $(nproc)))
 TEST_SECONDS=120 # a test that hangs has not caught the defect
 TESTS=()           # crate, target and test, each once, in the order of the table
 declare -A ROWS_OF # a test's rows of the table
@@ -119,10 +119,6 @@ build_tests
 scratch_dir
 trap 'interrupted 2' INT
 trap 'interrupted 15' TERM
-for test in "${TESTS[@]}"; do
-    if runs_alone "$test"; then (check_test "$test"); fi
-done
-print_rows
 # Unit tests come last: the long waits are in the others.
 others=() units=()
 for test in "${TESTS[@]}"; do
@@ -140,6 +136,9 @@ for test in "${others[@]}" "${units[@]}"; do
     running=$((running + 1))
 done
 wait
+for test in "${TESTS[@]}"; do
+    if runs_alone "$test"; then (check_test "$test"); fi
+done
 print_rows all
 report mutants "$caught" "$missed" 0
 note "mutants: $caught/$((caught + missed)) caught"
