@@ -4,7 +4,7 @@
 #
 # A test runs alone in its process: once without a mutant, then once with each of its own. JOBS tests run side by side,
 # except those of class clock (ci/test-classes.tsv). With its mutant a test mostly waits, for what does not come: hence six
-# for each core. Those of class clock come last: another stage may run beside the first ones.
+# for each core. Those of class clock come last: another stage may run next to the first ones.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/mutants.sh
 JOBS=$((6 * $(nproc)))

@@ -102,7 +102,7 @@ pub struct Applier {
     row: Vec<u8>,
 }
 
-/// A push frame.
+/// A push frame of rows.
 #[derive(Debug)]
 struct Frame {
     header: FrameHeader,

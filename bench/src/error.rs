@@ -49,7 +49,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Makes the error of an operation that the system denies.
+    /// Makes the error of an operation that the system or a library denies.
     pub fn system(what: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::System {
             what: what.into(),

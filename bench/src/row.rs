@@ -71,9 +71,9 @@ pub struct Label {
     pub op: String,
     /// Kind of table, or another attribute.
     pub table: String,
-    /// Value of [`Row::mode`].
+    /// The value of [`Row::mode`].
     pub mode: Option<String>,
-    /// Value of [`Row::size`].
+    /// The value of [`Row::size`].
     pub size: u64,
 }
 

@@ -80,7 +80,8 @@ pub trait Work {
         Ok(0)
     }
 
-    /// Reads that did not succeed at once, counted from any fixed time on: only differences are used.
+    /// Reads that did not succeed at once, counted from any fixed time on: only differences are used. Zeros by
+    /// default, for a work without such reads.
     fn detours(&self) -> Detours {
         Detours::default()
     }

@@ -22,7 +22,8 @@ struct Part {
     workers: Vec<Worker>,
     payload: Vec<u8>,
     kernel: RowKernel,
-    /// Bytes that go through all passes of a push before the next piece.
+    /// Bytes of one worker's gradient that go through all passes of its push before the next piece; a divisor of
+    /// [`RING`].
     piece: usize,
 }
 

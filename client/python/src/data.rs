@@ -78,7 +78,7 @@ pub(crate) fn read_rows(reader: &mut RowReader, rows: usize) -> Result<Columns, 
 }
 
 impl Columns {
-    /// Adds a row.
+    /// Adds a row to the end.
     pub(crate) fn push(&mut self, row: Row<'_>) {
         if self.starts.is_empty() {
             self.starts.push(0);

@@ -347,7 +347,7 @@ pub enum ClientError {
         version: u64,
         /// Oldest version that is kept without a pin; all versions from it to `newest` are kept.
         oldest: u64,
-        /// Newest complete version.
+        /// Newest complete version of the table.
         newest: u64,
     },
     /// A server has ended, and its successor began without its memory. Every table of the job is gone, what

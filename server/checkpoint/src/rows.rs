@@ -70,7 +70,7 @@ pub(crate) fn ask<T: Send + 'static>(
 pub struct SaveRequest<'a> {
     /// Number of the server that writes its part.
     pub server: ServerId,
-    /// Tables to save.
+    /// Tables that are to be saved.
     pub tables: &'a [TableInfo],
     /// Clocks of the cut, by domain. Each applier makes its cut when its minimum clocks have reached them.
     pub clocks: &'a [DomainClock],

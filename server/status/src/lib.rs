@@ -232,7 +232,7 @@ pub struct ApplierReport {
 pub struct SessionReport {
     /// Namespace of the job.
     pub namespace: String,
-    /// `worker` or `observer`.
+    /// Role of the client: `worker` or `observer`.
     pub role: &'static str,
     /// Rank of the worker, or number of the observer.
     pub rank: u32,

@@ -67,7 +67,7 @@ type Tables = Arc<Mutex<Vec<(String, TableInfo)>>>;
 
 /// A server and its table catalogue.
 pub struct Rig {
-    /// The server.
+    /// The server that clients connect to.
     pub node: Server,
     tables: Tables,
     _shared: Option<RwLockReadGuard<'static, ()>>,

@@ -245,8 +245,8 @@ pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
 
 "Saved models":
 
-/// Default limit, in bytes, of the record copies that a server holds during a save. Bounds what a slow file
-/// system makes records that change during a save pile up.
+/// Default limit, in bytes, of the record copies that a server holds for one save until they are written; a
+/// save that needs more fails. Copies of records that change during the save pile up on a slow file system.
 pub const SAVE_BYTES_DEFAULT: usize = 1 << 30;
 /// Time for which the coordinator waits for the servers' answers of one save or load: 8 TiB a server at 400
 /// MB/s. A server that takes longer counts as hung.

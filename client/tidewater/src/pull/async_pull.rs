@@ -83,7 +83,7 @@ pub(crate) struct AsyncPull {
     /// Rows that are read at the end: those without a known location at the start, then those that did
     /// not arrive complete.
     rest: Vec<u32>,
-    /// Number of rows of `rest` that were not posted at the start.
+    /// Number of rows that were not posted at the start: the first ones of `rest`.
     unplaced: usize,
     /// Whether its rows were judged, and counted, by a call that did not finish it.
     judged: bool,

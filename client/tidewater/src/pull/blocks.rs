@@ -71,7 +71,7 @@ struct PieceTry {
 
 /// Work lists of a pull of a snapshot: the pieces to read, their windows, and the state of all pieces.
 struct PieceLists<'a> {
-    /// Pieces that are to be read.
+    /// Pieces that the current attempt reads; each attempt lists them again.
     todo: &'a mut Vec<RangePart>,
     /// Windows of the pieces that are read next.
     windows: &'a mut Vec<RangePart>,

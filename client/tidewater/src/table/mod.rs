@@ -289,8 +289,9 @@ impl TableBuilder {
         self
     }
 
-    /// Makes pushes take effect at the tick of the table's domain, in the order of rank and thread. `reduce` combines
-    /// gradients; sums are always added, and of assignments the last one wins.
+    /// Makes pushes take effect at the tick of the table's domain: for each row or block the last assignment, then
+    /// all sums, then one step with the gradients, combined by `reduce`, in whichever order they were pushed. Within
+    /// a kind the order is that of rank and thread: of additions, and for the last assignment.
     #[must_use]
     pub fn at_clock(mut self, reduce: Reduce) -> Self {
         self.0.effect = Apply::AtTick(reduce);

@@ -73,8 +73,8 @@ impl FunctionRunner {
     }
 }
 
-/// Scratch memory of functions on one element type: private copies of the elements of a piece. Grows to the
-/// largest piece and is kept.
+/// Memory of functions on one element type: private copies of the elements of a piece, which grow to the largest
+/// piece and are kept, and the last expression's evaluator, which the next call of the same expression reuses.
 #[derive(Debug)]
 struct Workspace<T> {
     inputs: [Vec<T>; FUNCTION_INPUTS_MAX],

@@ -23,14 +23,14 @@ pub(super) fn tick_order() -> [PushOp; 3] {
 pub(super) struct Threads {
     /// Thread that was added last; `None` if none was.
     last: Option<WorkerThread>,
-    /// Weight of `last`.
+    /// Weight of the thread `last`.
     weight: f64,
     /// Sum of the weights of the threads before `last`.
     before: f64,
 }
 
 impl Threads {
-    /// First word of an empty [`Threads`]: ranks are far lower.
+    /// First of [`Self::words`] of an empty [`Threads`]: ranks are far lower.
     pub(super) const NONE: u64 = u64::MAX;
 
     /// Adds the thread of one push with the push's weight, which is 1 for a push without one.

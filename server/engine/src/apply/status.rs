@@ -24,8 +24,8 @@ pub struct ApplierReport {
 }
 
 impl Engine {
-    /// Builds the report with `refused` empty and `late_frames` 0, which are of rings. Cost: one pass over the
-    /// clocks of all threads.
+    /// Builds the report with `refused` empty and `late_frames` 0, which are of rings. Changes nothing. Cost: one
+    /// pass over the clocks of all threads.
     pub(super) fn report(&mut self) -> ApplierReport {
         let mut clocks = Vec::new();
         for (&namespace, job) in &mut self.clocks {

@@ -47,7 +47,7 @@ struct Segment {
     held: usize,
     /// Index in the block of the first element.
     first: usize,
-    /// Number of elements.
+    /// Number of elements of the segment.
     count: usize,
     /// Byte offset of the segment's values in the frame's payload.
     at: usize,

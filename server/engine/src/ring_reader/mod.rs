@@ -434,8 +434,9 @@ impl Ring {
         }
     }
 
-    /// Counts a frame in the ring's record before it is applied, so that a crash loses it. Only for a mutant:
-    /// a deliberate defect that tests must detect.
+    /// Counts a frame as applied in the copy of the ring's state for a successor process (`kept`) before it is
+    /// applied, so that a crash loses it. No effect without that copy. Only for a mutant: a deliberate defect that
+    /// tests must detect.
     pub(crate) fn count_early(&self, header: &FrameHeader) {
         if let Some(kept) = &self.kept {
             kept.count(&StateLine {

@@ -40,7 +40,7 @@ pub(super) struct Run {
     pub(super) extent: u16,
     /// Index of the run's first slot in the extent.
     pub(super) first: u32,
-    /// Number of slots.
+    /// Number of slots of the run.
     pub(super) len: u32,
     /// Number of slots, from the first on, that were handed out for rows.
     pub(super) used: u32,

@@ -107,7 +107,8 @@ impl Coordinator {
     }
 
     /// Handles a server's answer to the HoldClocks order of admission `number`: its clocks, which stand still
-    /// now, or a refusal. After the last answer the worker is admitted, or refused if a server refused.
+    /// now, or a refusal. After the last answer `Self::admit_worker` decides on the admission and orders all
+    /// servers to let the clocks advance. The worker is answered when they have confirmed it.
     pub(super) fn clocks_held(&mut self, number: u64, server: ServerId, reply: CommandReply) {
         let Some(admission) = self.admissions.get_mut(&number) else {
             return;

@@ -372,7 +372,7 @@ impl Coordinator {
         Job::new(self.config.workers).rank_for(hello.rank)
     }
 
-    /// Whether all servers of the cluster have joined.
+    /// Whether all servers of the cluster are members now: a lost server is missing until a successor has joined.
     pub(super) fn is_complete(&self) -> bool {
         let joined = self
             .servers
@@ -450,8 +450,8 @@ impl Coordinator {
         }
     }
 
-    /// Sends a server the pending member notification of a job. Does nothing if none is pending or another one is
-    /// under way.
+    /// Sends a server the pending member notification of a job. It stays pending while another one is under way
+    /// or the job's clocks are held. Does nothing if none is pending.
     pub(super) fn tell_again(&mut self, number: ServerId, namespace: &str) {
         let Some(server) = self
             .servers

@@ -52,11 +52,11 @@ const LAST_LOOK: Duration = Duration::from_millis(20);
 /// Shape of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Number of servers.
+    /// Number of servers of the cluster.
     pub servers: u32,
     /// Number of appliers of each server.
     pub appliers: u16,
-    /// Number of workers.
+    /// Number of workers of the job.
     pub workers: u32,
     /// Bytes of the push ring of each lane.
     pub ring_bytes: usize,
@@ -106,9 +106,9 @@ pub struct Server {
 /// A simulated cluster. Clones share it.
 #[derive(Clone)]
 pub struct Rig {
-    /// World whose tasks appliers and clients are.
+    /// World in which appliers and clients are tasks.
     pub world: World,
-    /// Servers, by number.
+    /// Servers of the cluster, by number.
     pub servers: Arc<Vec<Server>>,
     tables: Arc<Vec<TableInfo>>,
     /// Workers that wait at the barrier, and how often it has opened.

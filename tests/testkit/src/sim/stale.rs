@@ -42,7 +42,7 @@ impl LostStatuses {
 
 /// A server lane over such a device.
 pub struct StalePort {
-    /// The lane.
+    /// The lane below it.
     pub port: SimServerLane,
     /// Which writes of a status it loses.
     pub lost: std::sync::Arc<LostStatuses>,

@@ -61,7 +61,7 @@ struct ApplierSeat {
 
 /// One server of the cluster.
 pub struct Server {
-    /// Its memory.
+    /// Memory with its tables.
     pub memory: Arc<ServerMemory>,
     shm: Arc<tidewater_lanes::shm::ServerMemory>,
     appliers: Vec<ApplierSeat>,
@@ -100,7 +100,7 @@ type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 pub struct Cluster {
     /// Transport of the lanes of all clients.
     pub transport: TransportKind,
-    /// Servers, by number.
+    /// Servers of the cluster, by number.
     pub servers: Arc<Vec<Server>>,
     tables: Catalogue,
     barrier: Arc<Barrier>,

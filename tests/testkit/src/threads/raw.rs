@@ -18,7 +18,7 @@ use super::{Cluster, Wiring};
 
 /// One session with server 0; only its lane to applier 0 is used.
 pub struct RawSession {
-    /// Its number.
+    /// Number of the session.
     pub session: SessionId,
     /// Lane to the applier.
     pub lane: Box<dyn ClientLane>,

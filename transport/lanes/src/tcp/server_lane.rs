@@ -352,8 +352,9 @@ impl TcpServerLane {
         Ok(None)
     }
 
-    /// Checks access and sum of all reads of a list before the first of them is answered. The outer error
-    /// breaks the lane, as the list is malformed; the inner one is a refused access.
+    /// Checks all reads of a list, which has arrived completely, before the first of them is answered: access to
+    /// each, and that their lengths add up to `bytes`. The outer error breaks the lane, as the sum is wrong; the
+    /// inner one is the first refused access.
     fn check_reads(
         &self,
         exports: &mut RegionTableView,

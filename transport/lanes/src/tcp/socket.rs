@@ -86,7 +86,7 @@ impl Socket {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
             true => self.skipped.get(),
-            // Each sleep has reported readiness again, so the count begins anew.
+            // Each sleep has reported readiness again, so the count begins again.
             false => 0,
         };
         if self.readiness.is_readable() {
