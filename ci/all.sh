@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check and test, in one build, and says what ran. The stages are in ci/budget.toml.
 #
-#   ci/all.sh                 all of them; ends within 45 minutes on 2 cores
+#   ci/all.sh                 all of them; takes 25 minutes on 2 cores from nothing, less after that
 #   ci/all.sh --full          with the larger counts (TIDEWATER_TEST_FULL=1); hours
 #   ci/all.sh --only STAGE    that one, with what it prints (may be repeated)
 #   ci/all.sh --verbose       with what all of them print

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Simulates seeds that no run has tried, numbered by the clock.
 #
-#   ci/fresh.sh              15 of them; a seed that fails does not fail the run: the fixed seeds in `test` do
+#   ci/fresh.sh              20 of them; a seed that fails does not fail the run: the fixed seeds in `test` do
 #   ci/fresh.sh --hours N    as many as N hours allow (0.5 is half an hour), after those of target/failed-seeds.tsv;
 #                            a seed that fails fails the run
 #
@@ -72,7 +72,7 @@ scratch_dir
 first=$(date +%s)
 seed=$first
 if [[ -z $hours ]]; then
-    for ((; seed < first + 15; seed++)); do try_seed "$seed"; done
+    for ((; seed < first + 20; seed++)); do try_seed "$seed"; done
 else
     end=$((SECONDS + $(awk -v h="$hours" 'BEGIN { printf "%d", h * 3600 }')))
     for again in $(kept_seeds); do
