@@ -194,8 +194,8 @@ fn stopped_rank_is_awaited_in_every_format() {
     );
 }
 
-/// A status names observers as such, and disturbs no server: a server whose answer did not pass its own check of ranks
-/// left its job.
+/// A status lists observers with their role, and every server stays in its cluster. A server that refuses the ranks of
+/// observers in its own answer loses the connection to its coordinator.
 #[test]
 fn observers_are_listed_and_nothing_ends() {
     let mut service = Service::published(&["--metrics", "127.0.0.1:0"]);

@@ -102,19 +102,7 @@ impl Index {
         preallocator: Preallocator,
         owner: BlockOwner,
     ) -> Result<Self, StoreError> {
-        let table = Table::take(&memory, owner, FIRST_BUCKETS)?;
-        table.clear(&memory, 0, usize::MAX)?;
-        let mut index = Self {
-            memory,
-            preallocator,
-            owner,
-            table,
-            growth: Growth::None,
-            len: 0,
-            slots: 0,
-        };
-        index.table.bits = index.slot_bits(FIRST_BUCKETS);
-        Ok(index)
+        Self::with_room(memory, preallocator, owner, (0, 0))
     }
 
     /// Creates an empty index with room for `keys` keys with slot numbers up to `slots`, which the caller adds
